@@ -1,0 +1,1 @@
+"""Datasets: files to rows."""

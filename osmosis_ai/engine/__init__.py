@@ -1,0 +1,1 @@
+"""Engines: prompt tokens in, completion tokens out, and weights that learn."""

@@ -1,0 +1,1 @@
+"""The gateway: the OpenAI-compatible endpoint that routes and records every LLM call."""

@@ -1,0 +1,1 @@
+"""Providers: external models behind an HTTP API, and a scripted one."""

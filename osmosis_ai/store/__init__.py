@@ -1,0 +1,1 @@
+"""The store: one embedded database per workspace."""

@@ -1,0 +1,105 @@
+"""The store seam: what comes to rest, durable before it is acknowledged.
+
+One database holds all runs of a workspace. Every `await`ed write is on disk when it returns; writes that
+wait at the same time share one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from osmosis_ai.types import Rollout, Sample, Status, Turn
+
+RunKind = Literal["eval", "train"]
+RunState = Literal["running", "done", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One `osmosis eval run` or `osmosis train run`."""
+
+    run_id: str
+    kind: RunKind
+    state: RunState
+    created_at: float  # seconds since the epoch
+    identity: dict[str, Any]  # what must not change when the run is resumed: config, data, model, code
+    config: dict[str, Any]  # the resolved configuration
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One optimizer step of a training run, with its metrics and the checkpoint that holds it."""
+
+    run_id: str
+    step: int  # 1, 2, ...
+    version: int  # policy version after the step
+    checkpoint: str  # path relative to the run's folder; "" when none was written at this step
+    metrics: dict[str, Any]
+    finished_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutFilter:
+    """Which rollouts to read; empty fields do not filter."""
+
+    run_id: str
+    step: int | None = None
+    statuses: Sequence[Status] = ()
+    row_index: int | None = None
+    rollout_ids: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One line of `osmosis runs list`."""
+
+    run: RunRecord
+    rollouts_by_status: Mapping[str, int] = field(default_factory=dict)
+    mean_reward: float | None = None
+    last_step: int = 0
+
+
+class Store(Protocol):
+    """Runs, rollouts, turns, samples and steps. Raises StoreError when a write cannot be taken."""
+
+    async def create_run(self, run: RunRecord) -> None: ...
+
+    async def finish_run(self, run_id: str, state: RunState, error: str = "") -> None: ...
+
+    async def start_rollout(self, rollout: Rollout) -> None:
+        """Record that a rollout is about to run (status RUNNING)."""
+        ...
+
+    async def append_turn(self, turn: Turn) -> None:
+        """Record one LLM call. Its ordinal must be the rollout's next; tokens are kept as a delta to `parent`.
+
+        A turn of a rollout that has ended is refused with StoreError.
+        """
+        ...
+
+    async def end_rollout(
+        self, rollout_id: str, status: Status, reason: str, samples: Sequence[Sample], duration_seconds: float
+    ) -> bool:
+        """The one terminal transition. Returns False, and changes nothing, when the rollout has already ended."""
+        ...
+
+    async def finish_step(self, step: StepRecord) -> None: ...
+
+    async def get_run(self, run_id: str) -> RunRecord | None: ...
+
+    async def list_runs(self) -> list[RunSummary]:
+        """All runs, newest first."""
+        ...
+
+    async def rollouts(self, where: RolloutFilter, *, turns: bool = True) -> list[Rollout]:
+        """Rollouts with samples (and turns, tokens restored to full length), by start time."""
+        ...
+
+    async def steps(self, run_id: str) -> list[StepRecord]:
+        """Finished steps in order."""
+        ...
+
+    async def close(self) -> None: ...

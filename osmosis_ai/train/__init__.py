@@ -1,0 +1,1 @@
+"""Training: advantages, training samples, losses, the funnel, the audit."""
