@@ -145,6 +145,7 @@ class TrainingSample:
         logprobs   [0, 0, -0.1, -0.5, 0, -0.2]
         advantages [0, 0,  0.7,  0.7, 0,  0.7]
         versions   [-1,-1, 3,    3,  -1,  3  ]
+        temperatures [1, 1, 1,   1,   1,  1  ]
     """
 
     token_ids: list[int]  # [T]
@@ -152,6 +153,7 @@ class TrainingSample:
     logprobs: list[float]  # [T] the sampler's, natural log; 0.0 where loss_mask is 0
     advantages: list[float]  # [T] 0.0 where loss_mask is 0
     versions: list[int]  # [T] policy version that sampled the token; -1 where loss_mask is 0
+    temperatures: list[float]  # [T] that the token was sampled at; 1.0 where loss_mask is 0
     group_id: str
     rollout_id: str
     sample_id: str
