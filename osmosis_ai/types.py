@@ -9,6 +9,7 @@ A row of a dataset is given to a workflow as one or more *rollouts*; each LLM ca
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -162,3 +163,25 @@ class TrainingSample:
     @property
     def trained_tokens(self) -> int:
         return sum(self.loss_mask)
+
+
+@dataclass(frozen=True, slots=True)
+class LossInput:
+    """Per-token streams of one microbatch, tensors of shape [N]: only the N trained tokens of its rows.
+
+    `logprobs` carries the gradient; all others are constants.
+    """
+
+    logprobs: Any  # [N] of the weights being trained
+    sampler_logprobs: Any  # [N] of the weights that sampled
+    advantages: Any  # [N]
+    weights: Any  # [N] the row's weight, repeated
+    denominator: float  # of the whole step, so that splitting into microbatches changes nothing
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """The scalar to differentiate, and sums over the microbatch's tokens to add up over the step."""
+
+    loss: Any  # scalar tensor
+    sums: Mapping[str, float] = field(default_factory=dict)  # e.g. {"clipped": 3.0}

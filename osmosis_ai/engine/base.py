@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from osmosis_ai.types import PolicyVersion, TrainingSample
+from osmosis_ai.types import LossInput, LossOutput, PolicyVersion, TrainingSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +64,6 @@ class Completion:
     logprobs: list[float]  # [C] natural log, of the distribution each token was sampled from
     finish_reason: Literal["stop", "length"]
     version: PolicyVersion  # the weights that sampled all of it
-
-
-@dataclass(frozen=True, slots=True)
-class LossInput:
-    """Per-token streams of one microbatch, tensors of shape [N]: only the N trained tokens of its rows.
-
-    `logprobs` carries the gradient; all others are constants.
-    """
-
-    logprobs: Any  # [N] of the weights being trained
-    sampler_logprobs: Any  # [N] of the weights that sampled
-    advantages: Any  # [N]
-    weights: Any  # [N] the row's weight, repeated
-    denominator: float  # of the whole step, so that splitting into microbatches changes nothing
-
-
-@dataclass(frozen=True, slots=True)
-class LossOutput:
-    """The scalar to differentiate, and sums over the microbatch's tokens to add up over the step."""
-
-    loss: Any  # scalar tensor
-    sums: Mapping[str, float] = field(default_factory=dict)  # e.g. {"clipped": 3.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +159,18 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Stop sampling and free the model. Safe to call twice."""
         ...
+
+
+__all__ = [
+    "BackwardStats",
+    "Completion",
+    "Engine",
+    "EngineInfo",
+    "EngineSpec",
+    "LossInput",
+    "LossOutput",
+    "LossSpec",
+    "OptimSpec",
+    "Sampling",
+    "StepStats",
+]

@@ -1,0 +1,308 @@
+"""One TOML file for eval and train: what the keys are, what they mean, and every mistake at once.
+
+    [run] [rollout] [dataset] [llm] or [policy] [sampling] [eval] [train] [workflow]
+
+Each table is a model below; `docs/config.md` is generated from them. `[workflow]` is free: its keys
+override the fields of the workflow's own config object.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from osmosis_ai.errors import ConfigError
+
+
+class Table(BaseModel):
+    """One TOML table: unknown keys are errors, values are never coerced from another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class RunTable(Table):
+    """Which run this is."""
+
+    name: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,95})?$",
+        description="Name of the run; empty: the name of the config file. The same name goes on where it stopped.",
+    )
+    seed: int = Field(0, ge=0, description="Seed of data order, sampling and the optimizer's random state.")
+
+
+class RolloutTable(Table):
+    """The user's code and how it is run."""
+
+    entrypoint: str = Field(
+        description="Python file (relative to the config file) or dotted module with the workflow and grader."
+    )
+    workflow: str = Field("", description="Class to use when the entrypoint holds several workflows.")
+    grader: str = Field("", description="Class to use when the entrypoint holds several graders.")
+    max_concurrent: int = Field(64, ge=1, description="Rollouts in flight at once.")
+    agent_timeout_seconds: float = Field(450.0, gt=0, description="Deadline of one run() call.")
+    grader_timeout_seconds: float = Field(150.0, gt=0, description="Deadline of one grade() call.")
+    retries: int = Field(
+        2,
+        ge=0,
+        description="Further attempts after a failure of ours or of the model; never after the user's.",
+    )
+
+
+class DatasetTable(Table):
+    """The rows."""
+
+    path: str = Field(description="JSONL or CSV file, relative to the config file.")
+    limit: int | None = Field(None, ge=1, description="Use at most this many rows.")
+    offset: int = Field(0, ge=0, description="Skip this many rows first.")
+
+
+class LlmTable(Table):
+    """An external model. Either this or [policy]."""
+
+    model: str = Field(description='Model name at the endpoint, or "scripted".')
+    base_url: str = Field("", description="OpenAI-compatible endpoint, up to and including /v1.")
+    api_key_env: str = Field("", description="Environment variable that holds the key.")
+    script: str = Field("", description='For "scripted": path.py:function that answers calls.')
+    timeout_seconds: float = Field(300.0, gt=0, description="Longest wait for one answer.")
+    retries: int = Field(
+        3, ge=0, description="Further tries of one call after 429, 5xx or a lost connection."
+    )
+
+
+class PolicyTable(Table):
+    """A policy of ours: a Hugging Face folder, sampled (and trained) by the embedded engine."""
+
+    path: str = Field(description="Folder with config, safetensors, tokenizer and chat template.")
+    adapter: Literal["none", "lora"] = Field("none", description="Train all weights or a LoRA adapter.")
+    lora_rank: int = Field(8, ge=1, description="Rank of the adapter.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the weights.")
+    device: str = Field("auto", description='"auto" takes cuda, then mps, then cpu.')
+    max_requests: int = Field(64, ge=1, description="Completions sampled at once.")
+    deterministic: bool = Field(
+        False, description="One request at a time: runs repeat bit for bit, and are several times slower."
+    )
+
+
+class SamplingTable(Table):
+    """Defaults for calls that do not say otherwise."""
+
+    temperature: float = Field(1.0, ge=0, description="0 takes the likeliest token (not in training).")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus; 1 in training.")
+    max_tokens: int = Field(256, ge=1, description="Longest completion of one call.")
+
+
+class EvalTable(Table):
+    """How `osmosis eval run` samples the dataset."""
+
+    attempts: int = Field(1, ge=1, description="Rollouts per row.")
+    pass_threshold: float = Field(1.0, description="A reward of at least this is a pass (pass@k).")
+
+
+class TrainTable(Table):
+    """How `osmosis train run` learns."""
+
+    algorithm: Literal["grpo", "sft"] = Field(
+        "grpo", description="grpo: from rewards of fresh rollouts; sft: from stored rollouts."
+    )
+    steps: int = Field(50, ge=1, description="Optimizer updates.")
+    rows_per_step: int = Field(8, ge=1, description="grpo: groups per step, one row each.")
+    group_size: int = Field(8, ge=2, description="grpo: rollouts per row.")
+    advantage: Literal["group_standardised", "mean_baseline"] = Field(
+        "group_standardised", description="How a reward is set against its group."
+    )
+    loss: Literal["grpo", "reinforce"] = Field("grpo", description="Policy-gradient loss.")
+    normalisation: Literal["token_mean", "sample_mean", "rollout_mean"] = Field(
+        "token_mean", description="What counts the same: every token, every training sample, every rollout."
+    )
+    clip_low: float = Field(0.2, ge=0, description="Lower bound of the ratio is 1 - clip_low.")
+    clip_high: float = Field(0.2, ge=0, description="Upper bound of the ratio is 1 + clip_high.")
+    learning_rate: float = Field(1e-4, gt=0, description="AdamW.")
+    warmup_steps: int = Field(0, ge=0, description="Steps over which the learning rate rises linearly.")
+    final_learning_rate: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of the learning rate at the last step; falls linearly after warm-up.",
+    )
+    weight_decay: float = Field(0.0, ge=0, description="AdamW.")
+    max_grad_norm: float = Field(1.0, ge=0, description="Gradient clipping; 0: none.")
+    microbatch_tokens: int = Field(16384, ge=1, description="Tokens of one forward and backward pass.")
+    max_sample_tokens: int = Field(
+        4096, ge=2, description="Longer training samples are dropped, with a reason."
+    )
+    audit_gate: float | None = Field(
+        None,
+        gt=0,
+        description="Largest accepted difference of sampler and trainer log-probabilities; "
+        "default 2e-6 in float32, 0.25 in bfloat16.",
+    )
+    checkpoint_every: int = Field(1, ge=1, description="Steps between checkpoints.")
+    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")
+    from_run: str = Field("", description="sft: the run whose rollouts are learnt from.")
+    min_reward: float = Field(1.0, description="sft: only rollouts with at least this reward.")
+    batch_samples: int = Field(32, ge=1, description="sft: conversations per step.")
+
+
+class Config(Table):
+    """The whole file."""
+
+    run: RunTable = RunTable()
+    rollout: RolloutTable
+    dataset: DatasetTable
+    llm: LlmTable | None = None
+    policy: PolicyTable | None = None
+    sampling: SamplingTable = SamplingTable()
+    eval: EvalTable = EvalTable()
+    train: TrainTable = TrainTable()
+    workflow: dict[str, Any] = Field(default_factory=dict)
+
+    # Not keys of the file:
+    source: Path = Field(Path(), exclude=True, description="the file itself")
+
+    def resolve(self, path: str) -> Path:
+        """A path of the file, relative to the file."""
+        return (self.source.parent / path).expanduser()
+
+    @property
+    def run_name(self) -> str:
+        return self.run.name or self.source.stem
+
+
+def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Config:
+    """Read a TOML file. `overrides` maps dotted keys ("dataset.limit") to values that win over the file.
+
+    Raises ConfigError with everything that is wrong, each finding as `file:line: what, value, way out`.
+    """
+    text = _read(path)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([f"{path}: not valid TOML: {error}"]) from error
+    for dotted, value in (overrides or {}).items():
+        if value is not None:
+            table, key = dotted.split(".")
+            data.setdefault(table, {})[key] = value
+    findings = []
+    try:
+        config = Config.model_validate({**data, "source": path} if "source" not in data else data)
+    except ValidationError as error:
+        findings = [_finding(path, text, data, dict(item)) for item in error.errors()]
+        raise ConfigError(findings) from None
+    if findings := list(_cross_checks(path, text, config)):
+        raise ConfigError(findings)
+    return config
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        known = sorted(str(p) for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        near = difflib.get_close_matches(str(path), known, n=1, cutoff=0.4)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError([f"no such config file: {path}.{hint}"]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read as UTF-8 text: {error}"]) from error
+
+
+def _cross_checks(path: Path, text: str, config: Config) -> Iterator[str]:
+    if config.llm and config.policy:
+        yield (
+            f"{path}:{line_of(text, 'policy')}: [llm] and [policy] are both given; "
+            "keep one: [llm] for an external model, [policy] for a policy folder."
+        )
+    if config.llm and config.llm.model == "scripted" and not config.llm.script:
+        yield (
+            f'{path}:{line_of(text, "llm", "model")}: llm.model = "scripted" needs llm.script = "path.py:function".'
+        )
+    if config.llm and config.llm.model != "scripted" and not config.llm.base_url:
+        yield (
+            f"{path}:{line_of(text, 'llm', 'model')}: llm.base_url is missing: the OpenAI-compatible endpoint of "
+            f'{config.llm.model!r}, e.g. base_url = "http://localhost:8000/v1".'
+        )
+
+
+def _finding(path: Path, text: str, data: Mapping[str, Any], item: Mapping[str, Any]) -> str:
+    """One pydantic error as one line for the person who wrote the file."""
+    where = [str(part) for part in item["loc"]]
+    dotted, line = ".".join(where), line_of(text, *where)
+    if item["type"] == "extra_forbidden":
+        allowed = _allowed(where[:-1])
+        near = difflib.get_close_matches(where[-1], allowed, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        kind = "table" if len(where) == 1 else "key"
+        return f"{path}:{line}: unknown {kind} {dotted!r}.{hint} Known here: {', '.join(sorted(allowed))}."
+    if item["type"] == "missing":
+        return f"{path}:{line}: {dotted} is missing: {_description(where)}"
+    return f"{path}:{line}: {dotted} = {item.get('input')!r}: {item['msg']}. {_description(where)}"
+
+
+def _allowed(where: list[str]) -> list[str]:
+    if not where:
+        return [name for name in Config.model_fields if name != "source"]
+    return list(TABLES[where[0]].model_fields) if where[0] in TABLES else []
+
+
+def _description(where: list[str]) -> str:
+    if where[0] in TABLES and len(where) > 1 and where[1] in TABLES[where[0]].model_fields:
+        return TABLES[where[0]].model_fields[where[1]].description or ""
+    return (TABLES[where[0]].__doc__ or "") if where[0] in TABLES else ""
+
+
+def line_of(text: str, *where: str) -> int:
+    """The line (from 1) of a table or key in the file; 1 when it is not there."""
+    table_line, inside = 1, False
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
+            inside = header.group(1).split(".")[0].strip("\"'") == where[0]
+            table_line = number if inside else table_line
+        elif re.match(rf"\s*[\"']?{re.escape(where[-1])}[\"']?\s*=", line) and (inside or len(where) == 1):
+            return number
+    return table_line
+
+
+TABLES: Mapping[str, type[Table]] = {
+    "run": RunTable,
+    "rollout": RolloutTable,
+    "dataset": DatasetTable,
+    "llm": LlmTable,
+    "policy": PolicyTable,
+    "sampling": SamplingTable,
+    "eval": EvalTable,
+    "train": TrainTable,
+}
+
+
+def config_reference() -> str:
+    """`docs/config.md`: every key with its type, default and meaning, generated from the models above."""
+    lines = [
+        "# Configuration",
+        "",
+        "Generated from `osmosis_ai/config.py` by `make docs`; do not edit. Eval and train read the same file.",
+        "Paths are relative to the file. Unknown keys are errors.",
+    ]
+    for name, table in TABLES.items():
+        lines += ["", f"## [{name}]", "", table.__doc__ or "", "", "| key | type | default | meaning |"]
+        lines.append("| --- | --- | --- | --- |")
+        for key, info in table.model_fields.items():
+            default = "required" if info.is_required() else f"`{info.default!r}`"
+            kind = str(getattr(info.annotation, "__name__", info.annotation))
+            if "Literal" in str(info.annotation) or "|" in str(info.annotation):
+                kind = str(info.annotation).replace("typing.", "")
+            kind = kind.replace("|", "or")
+            lines.append(f"| `{key}` | {kind} | {default} | {info.description} |")
+    lines += [
+        "",
+        "## [workflow]",
+        "",
+        "Free keys: they override fields of the workflow's own config object.",
+        "",
+    ]
+    return "\n".join(lines)
