@@ -69,24 +69,35 @@ class Store(Protocol):
 
     async def finish_run(self, run_id: str, state: RunState, error: str = "") -> None: ...
 
+    async def resume_run(self, run_id: str) -> int:
+        """Take a run up again after its process ended: its state is "running" from now on.
+
+        Rollouts that the dead process left RUNNING end as INFRASTRUCTURE; returns how many. Only the holder
+        of the run's lock may call this.
+        """
+        ...
+
     async def start_rollout(self, rollout: Rollout) -> None:
         """Record that a rollout is about to run (status RUNNING)."""
         ...
 
     async def append_turn(self, turn: Turn) -> None:
-        """Record one LLM call. Its ordinal must be the rollout's next; tokens are kept as a delta to `parent`.
+        """Record one LLM call.
 
-        A turn of a rollout that has ended is refused with StoreError.
+        Its ordinal must be the rollout's next, its prompt must start with its parent's tokens (see `Turn`),
+        its log-probabilities must be float32 values. A rollout that has ended takes no turn: StoreError.
         """
         ...
 
     async def end_rollout(
         self, rollout_id: str, status: Status, reason: str, samples: Sequence[Sample], duration_seconds: float
     ) -> bool:
-        """The one terminal transition. Returns False, and changes nothing, when the rollout has already ended."""
+        """The one terminal transition. Returns False, and changes nothing, when the rollout has ended."""
         ...
 
-    async def finish_step(self, step: StepRecord) -> None: ...
+    async def finish_step(self, step: StepRecord) -> None:
+        """Record a step; one that is done again, after a resume from an earlier checkpoint, is replaced."""
+        ...
 
     async def get_run(self, run_id: str) -> RunRecord | None: ...
 
@@ -95,7 +106,10 @@ class Store(Protocol):
         ...
 
     async def rollouts(self, where: RolloutFilter, *, turns: bool = True) -> list[Rollout]:
-        """Rollouts with samples (and turns, tokens restored to full length), by start time."""
+        """Rollouts with samples (and turns, tokens restored to full length), by start time.
+
+        Equal messages are one shared dict: read them, do not change them.
+        """
         ...
 
     async def steps(self, run_id: str) -> list[StepRecord]:

@@ -1,0 +1,340 @@
+"""The store in one SQLite file: WAL, full sync, one writer thread with group commit, readers beside it.
+
+Messages are stored once, by content. Token ids are stored as what a turn adds to its parent:
+
+    turn 0  parent -  prompt [1, 2]              completion [7, 8]   stored [1, 2] + [7, 8]
+    turn 1  parent 0  prompt [1, 2, 7, 8, 3, 4]  completion [9]      stored [3, 4] + [9]
+
+Each turn also keeps the length (4, 7) and a digest of its whole sequence: `append_turn` proves with it that a
+prompt starts with the parent's tokens, and `rollouts` that what it restored is what was appended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from osmosis_ai.errors import StoreError
+from osmosis_ai.store.base import RolloutFilter, RunRecord, RunState, RunSummary, StepRecord
+from osmosis_ai.store.columns import (
+    INSERT_TURN,
+    RUN_COLUMNS,
+    PackedSample,
+    PackedTurn,
+    pack_sample,
+    pack_turn,
+    read_rollouts,
+    read_run,
+    read_summaries,
+)
+from osmosis_ai.store.packing import digest, printable, to_json
+from osmosis_ai.store.schema import open_readonly, open_writable
+from osmosis_ai.store.writer import Writer, store_error
+from osmosis_ai.types import Rollout, Sample, Status, Turn
+
+T = TypeVar("T")
+
+MAX_KNOWN_CONTENTS = 50_000  # hashes of stored messages that the writer remembers
+INTERRUPTED = "the run was stopped while it ran"
+
+
+class SqliteStore:
+    """Implements the `Store` protocol in the file `path`, which is made when it does not exist."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+        self._known: dict[
+            tuple[str, bytes], int
+        ] = {}  # (table, hash) -> id; only the writer's thread uses it
+        self._db = open_writable(self.path)
+        self._writer = Writer(self._db, self.path, self._known.clear)
+        self._readers = ThreadPoolExecutor(2, thread_name_prefix="osmosis-store-read")
+        self._local = threading.local()
+        self._read_connections: list[apsw.Connection] = []
+
+    # --- runs ---------------------------------------------------------------------------------------
+
+    async def create_run(self, run: RunRecord) -> None:
+        values = (
+            run.run_id,
+            run.kind,
+            run.state,
+            run.created_at,
+            to_json(run.identity),
+            to_json(run.config),
+            printable(run.error),
+        )
+
+        def work(db: apsw.Connection) -> None:
+            if db.execute("SELECT 1 FROM run WHERE run_id = ?", (run.run_id,)).get is not None:
+                raise StoreError(f"run {run.run_id!r} exists already in {self.path}; choose another name")
+            db.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+
+        await self._writer.write(work)
+
+    async def finish_run(self, run_id: str, state: RunState, error: str = "") -> None:
+        await self._writer.write(lambda db: self._set_state(db, run_id, state, error))
+
+    async def resume_run(self, run_id: str) -> int:
+        def work(db: apsw.Connection) -> int:
+            self._set_state(db, run_id, "running", "")
+            db.execute(
+                "UPDATE rollout SET status = ?, reason = ? WHERE run_id = ? AND status = ?",
+                (Status.INFRASTRUCTURE.value, INTERRUPTED, run_id, Status.RUNNING.value),
+            )
+            return db.changes()
+
+        return await self._writer.write(work)
+
+    def _set_state(self, db: apsw.Connection, run_id: str, state: RunState, error: str) -> None:
+        db.execute("UPDATE run SET state = ?, error = ? WHERE run_id = ?", (state, printable(error), run_id))
+        if db.changes() == 0:
+            raise StoreError(f"there is no run {run_id!r} in {self.path}")
+
+    async def get_run(self, run_id: str) -> RunRecord | None:
+        def work(db: apsw.Connection) -> RunRecord | None:
+            row = db.execute(f"SELECT {RUN_COLUMNS} FROM run WHERE run_id = ?", (run_id,)).fetchone()
+            return read_run(row) if row else None
+
+        return await self._read(work)
+
+    async def list_runs(self) -> list[RunSummary]:
+        return await self._read(read_summaries)
+
+    # --- rollouts -----------------------------------------------------------------------------------
+
+    async def start_rollout(self, rollout: Rollout) -> None:
+        if rollout.status is not Status.RUNNING or rollout.turns or rollout.samples:
+            raise StoreError(
+                f"rollout {rollout.rollout_id!r} cannot start: it is {rollout.status.value} "
+                f"with {len(rollout.turns)} turns and {len(rollout.samples)} samples"
+            )
+        values = (
+            rollout.rollout_id,
+            rollout.run_id,
+            rollout.row_index,
+            rollout.group_id,
+            rollout.member,
+            rollout.attempt,
+            rollout.step,
+            rollout.status.value,
+            printable(rollout.reason),
+            rollout.started_at,
+            rollout.duration_seconds,
+        )
+
+        def work(db: apsw.Connection) -> None:
+            if _status(db, rollout.rollout_id) is not None:
+                raise StoreError(f"rollout {rollout.rollout_id!r} has been started already in {self.path}")
+            if db.execute("SELECT 1 FROM run WHERE run_id = ?", (rollout.run_id,)).get is None:
+                raise StoreError(f"there is no run {rollout.run_id!r} in {self.path}")
+            db.execute("INSERT INTO rollout VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+        await self._writer.write(work)
+
+    async def append_turn(self, turn: Turn) -> None:
+        packed = pack_turn(turn)
+        await self._writer.write(lambda db: self._insert_turn(db, turn, packed))
+
+    async def end_rollout(
+        self, rollout_id: str, status: Status, reason: str, samples: Sequence[Sample], duration_seconds: float
+    ) -> bool:
+        if not status.is_terminal:
+            raise StoreError(f"rollout {rollout_id!r} cannot end with status {status.value!r}")
+        packed = [pack_sample(rollout_id, sample) for sample in samples]
+
+        def work(db: apsw.Connection) -> bool:
+            db.execute(
+                "UPDATE rollout SET status = ?, reason = ?, duration_seconds = ? "
+                "WHERE rollout_id = ? AND status = ?",
+                (status.value, printable(reason), duration_seconds, rollout_id, Status.RUNNING.value),
+            )
+            if db.changes() == 0:
+                if _status(db, rollout_id) is None:
+                    raise StoreError(f"there is no rollout {rollout_id!r} in {self.path}")
+                return False
+            for position, sample in enumerate(packed):
+                self._insert_sample(db, rollout_id, position, sample)
+            return True
+
+        return await self._writer.write(work)
+
+    async def rollouts(self, where: RolloutFilter, *, turns: bool = True) -> list[Rollout]:
+        return await self._read(lambda db: read_rollouts(db, where, turns))
+
+    # --- steps --------------------------------------------------------------------------------------
+
+    async def finish_step(self, step: StepRecord) -> None:
+        values = (
+            step.run_id,
+            step.step,
+            step.version,
+            step.checkpoint,
+            to_json(step.metrics),
+            step.finished_at,
+        )
+        await self._writer.write(
+            lambda db: db.execute("INSERT OR REPLACE INTO step VALUES (?, ?, ?, ?, ?, ?)", values).close()
+        )
+
+    async def steps(self, run_id: str) -> list[StepRecord]:
+        def work(db: apsw.Connection) -> list[StepRecord]:
+            rows = db.execute(
+                "SELECT run_id, step, version, checkpoint, metrics, finished_at FROM step "
+                "WHERE run_id = ? ORDER BY step",
+                (run_id,),
+            )
+            return [StepRecord(r, s, v, c, json.loads(m), t) for r, s, v, c, m, t in rows]
+
+        return await self._read(work)
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._writer.close()
+        self._readers.shutdown(wait=True)
+        while self._read_connections:
+            self._read_connections.pop().close()
+        self._db.close()  # last: it moves the write-ahead log into the database file
+
+    async def _read(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Run `work` on a reader's own connection, off the event loop, against one snapshot."""
+        if self._writer.closed:
+            raise StoreError(f"{self.path}: the store is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._snapshot, work)
+
+    def _snapshot(self, work: Callable[[apsw.Connection], T]) -> T:
+        try:
+            db = self._reader()
+            with db:  # a savepoint: all SELECTs inside see the same commit
+                result = work(db)
+            return result
+        except apsw.Error as error:
+            raise store_error(self.path, error) from error
+
+    def _reader(self) -> apsw.Connection:
+        db: apsw.Connection | None = getattr(self._local, "db", None)
+        if db is None:
+            db = open_readonly(self.path)
+            self._local.db = db
+            self._read_connections.append(db)
+        return db
+
+    # --- inside a write -----------------------------------------------------------------------------
+
+    def _insert_turn(self, db: apsw.Connection, turn: Turn, packed: PackedTurn) -> None:
+        name = f"turn {turn.ordinal} of rollout {turn.rollout_id!r}"
+        _check_is_next(db, turn, name)
+        shared = _prove_parent(db, turn, packed.prompt_ids, name)
+        values = (
+            turn.rollout_id,
+            turn.ordinal,
+            turn.sample_id,
+            turn.parent,
+            turn.branch_reason,
+            self._message_ids(db, packed.messages),
+            self._content_id(db, "tools", packed.tools),
+            self._content_id(db, "message", packed.response),
+            turn.finish_reason,
+            packed.prompt_ids[4 * shared :],
+            packed.completion_ids,
+            packed.logprobs,
+            len(turn.prompt_ids) + len(turn.completion_ids),
+            digest(packed.prompt_ids + packed.completion_ids),
+            turn.policy_version,
+            turn.prompt_tokens,
+            turn.completion_tokens,
+            packed.sampling,
+            turn.model,
+            turn.malformed_tool_calls,
+            turn.latency_ms,
+        )
+        db.execute(INSERT_TURN, values)
+
+    def _insert_sample(
+        self, db: apsw.Connection, rollout_id: str, position: int, packed: PackedSample
+    ) -> None:
+        sample = packed.sample
+        db.execute(
+            "INSERT INTO sample VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                rollout_id,
+                sample.sample_id,
+                position,
+                self._message_ids(db, packed.messages),
+                sample.reward,
+                int(sample.removed),
+                packed.metrics,
+            ),
+        )
+
+    def _message_ids(self, db: apsw.Connection, messages: list[str]) -> str:
+        return json.dumps([self._content_id(db, "message", text) for text in messages])
+
+    def _content_id(self, db: apsw.Connection, table: str, text: str) -> int:
+        """The id of the row that holds this JSON; made when there is none."""
+        key = (table, hashlib.sha256(text.encode()).digest())
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        if len(self._known) >= MAX_KNOWN_CONTENTS:
+            self._known.clear()
+        content_id: int | None = db.execute(f"SELECT id FROM {table} WHERE hash = ?", key[1:]).get
+        if content_id is None:
+            db.execute(f"INSERT INTO {table} (hash, json) VALUES (?, ?)", (key[1], text))
+            content_id = db.last_insert_rowid()
+        self._known[key] = content_id
+        return content_id
+
+
+def _status(db: apsw.Connection, rollout_id: str) -> str | None:
+    status: str | None = db.execute("SELECT status FROM rollout WHERE rollout_id = ?", (rollout_id,)).get
+    return status
+
+
+def _check_is_next(db: apsw.Connection, turn: Turn, name: str) -> None:
+    """The rollout runs, and the turn's ordinal is the one after its last."""
+    status = _status(db, turn.rollout_id)
+    if status is None:
+        raise StoreError(f"{name} cannot be appended: the rollout was never started")
+    if status != Status.RUNNING.value:
+        raise StoreError(f"{name} cannot be appended: the rollout has ended ({status})")
+    expected = db.execute(
+        "SELECT coalesce(max(ordinal) + 1, 0) FROM turn WHERE rollout_id = ?", (turn.rollout_id,)
+    ).get
+    if turn.ordinal != expected:
+        raise StoreError(f"{name} cannot be appended: the next turn of this rollout is {expected}")
+
+
+def _prove_parent(db: apsw.Connection, turn: Turn, prompt_ids: bytes, name: str) -> int:
+    """How many leading prompt tokens are the parent's prompt and completion; 0 without a parent."""
+    if turn.parent is None:
+        return 0
+    row = db.execute(
+        "SELECT total_tokens, tokens_digest, sample_id FROM turn WHERE rollout_id = ? AND ordinal = ?",
+        (turn.rollout_id, turn.parent),
+    ).fetchone()
+    if row is None:
+        raise StoreError(f"{name} names turn {turn.parent} as its parent, which does not exist")
+    total, tokens_digest, sample_id = row
+    if sample_id != turn.sample_id:
+        raise StoreError(
+            f"{name} belongs to sample {turn.sample_id!r} but its parent {turn.parent} to {sample_id!r}"
+        )
+    if len(turn.prompt_ids) < total or digest(prompt_ids[: 4 * total]) != tokens_digest:
+        raise StoreError(
+            f"{name} does not continue its parent: its {len(turn.prompt_ids)} prompt tokens do not start "
+            f"with the {total} tokens of turn {turn.parent}. Record it without a parent, as a new branch."
+        )
+    return int(total)
