@@ -32,7 +32,7 @@ class RunTable(Table):
     name: str = Field(
         "",
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,95})?$",
-        description="Name of the run; empty: the name of the config file. The same name goes on where it stopped.",
+        description="Name of the run; empty: the config file's name. The same name is resumed.",
     )
     seed: int = Field(0, ge=0, description="Seed of data order, sampling and the optimizer's random state.")
 
@@ -51,7 +51,7 @@ class RolloutTable(Table):
     retries: int = Field(
         2,
         ge=0,
-        description="Further attempts after a failure of ours or of the model; never after the user's.",
+        description="Further attempts after a failure that is not the user code's.",
     )
 
 
@@ -71,9 +71,7 @@ class LlmTable(Table):
     api_key_env: str = Field("", description="Environment variable that holds the key.")
     script: str = Field("", description='For "scripted": path.py:function that answers calls.')
     timeout_seconds: float = Field(300.0, gt=0, description="Longest wait for one answer.")
-    retries: int = Field(
-        3, ge=0, description="Further tries of one call after 429, 5xx or a lost connection."
-    )
+    retries: int = Field(3, ge=0, description="Further tries of a call after 429, 5xx or a lost connection.")
 
 
 class PolicyTable(Table):
@@ -129,14 +127,12 @@ class TrainTable(Table):
         1.0,
         ge=0,
         le=1,
-        description="Share of the learning rate at the last step; falls linearly after warm-up.",
+        description="Share of the learning rate left at the last step.",
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW.")
     max_grad_norm: float = Field(1.0, ge=0, description="Gradient clipping; 0: none.")
     microbatch_tokens: int = Field(16384, ge=1, description="Tokens of one forward and backward pass.")
-    max_sample_tokens: int = Field(
-        4096, ge=2, description="Longer training samples are dropped, with a reason."
-    )
+    max_sample_tokens: int = Field(4096, ge=2, description="Longer training samples are dropped.")
     audit_gate: float | None = Field(
         None,
         gt=0,
@@ -220,11 +216,11 @@ def _cross_checks(path: Path, text: str, config: Config) -> Iterator[str]:
         )
     if config.llm and config.llm.model == "scripted" and not config.llm.script:
         yield (
-            f'{path}:{line_of(text, "llm", "model")}: llm.model = "scripted" needs llm.script = "path.py:function".'
+            f'{path}:{line_of(text, "llm", "model")}: llm.model = "scripted" needs llm.script = "file.py:function".'
         )
     if config.llm and config.llm.model != "scripted" and not config.llm.base_url:
         yield (
-            f"{path}:{line_of(text, 'llm', 'model')}: llm.base_url is missing: the OpenAI-compatible endpoint of "
+            f"{path}:{line_of(text, 'llm', 'model')}: llm.base_url is missing: the endpoint of "
             f'{config.llm.model!r}, e.g. base_url = "http://localhost:8000/v1".'
         )
 
@@ -285,7 +281,7 @@ def config_reference() -> str:
     lines = [
         "# Configuration",
         "",
-        "Generated from `osmosis_ai/config.py` by `make docs`; do not edit. Eval and train read the same file.",
+        "Generated from `osmosis_ai/config.py` by `make docs`. Eval and train read the same file.",
         "Paths are relative to the file. Unknown keys are errors.",
     ]
     for name, table in TABLES.items():

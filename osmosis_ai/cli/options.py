@@ -1,0 +1,82 @@
+"""Options that several commands share, and how a configuration file and the options become one Config."""
+
+from __future__ import annotations
+
+import asyncio
+import tomllib
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from osmosis_ai.config import Config, load_config
+from osmosis_ai.controller.opening import Workspace
+from osmosis_ai.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+CONFIG = click.argument("config", type=click.Path(path_type=Path))
+WORKSPACE = click.option(
+    "--workspace",
+    type=click.Path(path_type=Path),
+    default=".osmosis",
+    show_default=True,
+    envvar="OSMOSIS_WORKSPACE",
+    help="Folder of the database and the runs.",
+)
+NAME = click.option("--name", help="Name of the run, instead of [run] name or the file's name.")
+FRESH = click.option("--fresh", is_flag=True, help="Start a new run; an older one of that name is kept.")
+JSON = click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output.")
+SET = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="TABLE.KEY=VALUE",
+    help="A key of the file, for this run: --set dataset.limit=10. May be given many times.",
+)
+
+
+def config_options(command: F) -> F:
+    """CONFIG, --name, --set, --fresh, --workspace and --json."""
+    for option in (JSON, WORKSPACE, FRESH, SET, NAME, CONFIG):
+        command = option(command)
+    return command
+
+
+def read_config(path: Path, name: str | None, settings: tuple[str, ...]) -> Config:
+    overrides: dict[str, Any] = dict(_setting(text) for text in settings)
+    if name is not None:
+        overrides["run.name"] = name
+    return load_config(path, overrides)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or key.count(".") != 1:
+        raise UsageError(f"--set {text!r}: expected TABLE.KEY=VALUE, e.g. --set dataset.limit=10")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value  # a bare word is a string
+
+
+def workspace_at(path: Path) -> Workspace:
+    return Workspace(path.absolute())
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; Ctrl-C and SIGTERM cancel it in order first, then exit with 130."""
+    import signal
+
+    async def with_sigterm() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(with_sigterm())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None

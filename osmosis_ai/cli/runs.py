@@ -1,0 +1,103 @@
+"""`osmosis runs list` and `osmosis runs show`: what the store holds, read only."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from osmosis_ai.cli.display import Display, step_line
+from osmosis_ai.cli.options import JSON, WORKSPACE, workspace_at
+from osmosis_ai.cli.transcript import transcript
+from osmosis_ai.controller.opening import Workspace
+from osmosis_ai.errors import UsageError
+from osmosis_ai.store.base import RolloutFilter, RunSummary
+from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.types import Rollout
+
+
+def _open(workspace: Workspace) -> SqliteStore:
+    if not workspace.database.exists():
+        raise UsageError(f"there is no database {workspace.database}; run an eval first, or name --workspace")
+    return SqliteStore(workspace.database)
+
+
+@click.command("list", epilog="Example: osmosis runs list --json")
+@WORKSPACE
+@JSON
+def list_runs(workspace: Path, as_json: bool) -> None:
+    """All runs of the workspace, newest first."""
+    asyncio.run(_list(workspace_at(workspace), Display(as_json=as_json)))
+
+
+async def _list(workspace: Workspace, display: Display) -> None:
+    store = _open(workspace)
+    try:
+        for summary in await store.list_runs():
+            display.data(asdict(summary))
+            display.out(_summary_line(summary))
+    finally:
+        await store.close()
+
+
+def _summary_line(summary: RunSummary) -> str:
+    run = summary.run
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at))
+    reward = "" if summary.mean_reward is None else f"  reward {summary.mean_reward:.3f}"
+    step = f"  step {summary.last_step}" if summary.last_step else ""
+    counts = ", ".join(f"{count} {status}" for status, count in summary.rollouts_by_status.items())
+    return f"{run.run_id:<28} {run.kind:<6} {run.state:<12} {when}{step}{reward}  {counts}"
+
+
+@click.command(epilog="Example: osmosis runs show before --row 3")
+@click.argument("run_id")
+@click.option("--row", type=int, help="The rollouts of one row, in full.")
+@click.option("--step", type=int, help="Only rollouts of this step.")
+@click.option("--rollout", "rollout_id", help="One rollout, in full.")
+@WORKSPACE
+@JSON
+def show(
+    run_id: str, row: int | None, step: int | None, rollout_id: str | None, workspace: Path, as_json: bool
+) -> None:
+    """One run: its steps and rollouts; with --row or --rollout, conversations in full."""
+    wanted = RolloutFilter(
+        run_id, step=step, row_index=row, rollout_ids=[rollout_id] if rollout_id is not None else []
+    )
+    in_full = row is not None or rollout_id is not None
+    asyncio.run(_show(workspace_at(workspace), wanted, in_full, Display(as_json=as_json)))
+
+
+async def _show(workspace: Workspace, wanted: RolloutFilter, in_full: bool, display: Display) -> None:
+    store = _open(workspace)
+    try:
+        run = await store.get_run(wanted.run_id)
+        if run is None:
+            known = ", ".join(summary.run.run_id for summary in await store.list_runs())
+            raise UsageError(f"there is no run {wanted.run_id!r}. Known: {known or 'none'}.")
+        rollouts = await store.rollouts(wanted, turns=in_full)
+        if in_full:
+            for rollout in rollouts:
+                display.data(asdict(rollout))
+                display.out(transcript(rollout))
+            return
+        display.data({"event": "run", **asdict(run)})
+        display.out(f"run {run.run_id}: {run.kind}, {run.state}{': ' + run.error if run.error else ''}")
+        steps = await store.steps(run.run_id)
+        for record in steps:
+            display.data({"event": "step", "step": record.step, "version": record.version} | record.metrics)
+            display.out("  " + step_line(record, steps[-1].step, 0.0).rsplit(" | left", 1)[0])
+        for rollout in rollouts:
+            display.data({"event": "rollout", **asdict(rollout)})
+            if run.kind == "eval":
+                display.out(_rollout_line(rollout))
+    finally:
+        await store.close()
+
+
+def _rollout_line(rollout: Rollout) -> str:
+    reward = "-" if rollout.reward is None else f"{rollout.reward:g}"
+    reason = f"  {rollout.reason.splitlines()[0]}" if rollout.reason else ""
+    return f"  row {rollout.row_index:<5} {rollout.status.value:<16} reward {reward}{reason}"

@@ -1,0 +1,67 @@
+"""`osmosis train run`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import click
+
+from osmosis_ai.cli.charts import curve
+from osmosis_ai.cli.display import Display, TrainProgress
+from osmosis_ai.cli.options import config_options, read_config, run_async, workspace_at
+from osmosis_ai.config import Config
+from osmosis_ai.controller.opening import OpenRun, Workspace, open_run
+from osmosis_ai.controller.training import Hooks, run_training
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.store.base import StepRecord
+
+
+@click.command(epilog="Example: osmosis train run examples/calculator/train.toml --set train.steps=10")
+@config_options
+def run(
+    config: Path, name: str | None, settings: tuple[str, ...], fresh: bool, workspace: Path, as_json: bool
+) -> None:
+    """Train the policy of CONFIG with its workflow and grader.
+
+    The same command goes on where it stopped, and does nothing when all steps are done. The trained policy
+    is an ordinary Hugging Face folder; another config names it with [policy] path = "run:NAME".
+    """
+    display = Display(as_json=as_json)
+    run_async(_train(read_config(config, name, settings), workspace_at(workspace), fresh, display))
+
+
+async def _train(config: Config, workspace: Workspace, fresh: bool, display: Display) -> None:
+    async with open_run(config, "train", workspace, fresh=fresh) as opened:
+        verb = "resuming" if opened.resumed else "starting"
+        display.note(f"{verb} run {opened.run_id} ({config.train.algorithm}), {config.train.steps} steps")
+        per_step = config.train.rows_per_step * config.train.group_size
+        progress = TrainProgress(display, per_step)
+        hooks = Hooks(display.note, progress.on_start, progress.on_rollout, progress.on_step)
+        try:
+            with display.bar("starting", per_step):
+                folder = await run_training(opened, hooks)
+        except asyncio.CancelledError:
+            await opened.finish(interrupted=True)
+            display.note("interrupted; every finished step and rollout is kept. The same command goes on.")
+            raise
+        except OsmosisError as error:
+            await opened.finish(str(error))
+            raise
+        await opened.finish()
+        _report(display, opened, await opened.store.steps(opened.run_id), folder)
+
+
+def _report(display: Display, opened: OpenRun, steps: list[StepRecord], folder: Path) -> None:
+    rewards = [record.metrics.get("reward_mean") for record in steps]
+    known = [reward for reward in rewards if reward is not None]
+    display.data({"event": "done", "run_id": opened.run_id, "steps": len(steps), "policy": str(folder)})
+    if known:
+        from osmosis_ai.cli.charts import save_curve_png
+
+        picture = opened.folder / "reward.png"
+        points = [(r.step, reward) for r, reward in zip(steps, rewards, strict=True) if reward is not None]
+        save_curve_png(picture, [step for step, _ in points], [reward for _, reward in points])
+        display.out(curve(known, label="mean reward of each step's rollouts"))
+        display.out(f"picture: {picture}")
+    display.out(f"run {opened.run_id}: {len(steps)} steps done; policy: {folder}")

@@ -1,0 +1,339 @@
+"""Opening a run: what it needs, in order, and closed in reverse. The only place that knows all the parts.
+
+A run is named; the same name with the same inputs goes on where it stopped. What must not change between
+two lives of a run is its *identity*: data, code, model and every setting that changes a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.config import Config, LlmTable, PolicyTable
+from osmosis_ai.controller.callbacks import Callbacks
+from osmosis_ai.controller.dispatch import Dispatcher, DispatchSettings
+from osmosis_ai.controller.user_server import UserCode, UserServer
+from osmosis_ai.datasets import dataset_fingerprint, load_rows
+from osmosis_ai.engine.base import Engine, EngineInfo, EngineSpec
+from osmosis_ai.errors import EntrypointError, UsageError
+from osmosis_ai.gateway.app import Gateway, SamplingDefaults
+from osmosis_ai.gateway.render import TemplateRenderer
+from osmosis_ai.gateway.targets import PolicyTarget, ProviderTarget, Target
+from osmosis_ai.providers.base import Provider
+from osmosis_ai.store.base import RolloutFilter, RunKind, RunRecord, Store
+from osmosis_ai.store.lock import RunLock
+from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.types import Rollout, Row
+
+Notify = Callable[[str], None]
+
+# Settings that change how fast or how far a run goes, not what a step computes.
+FREE_TRAIN_KEYS = {"checkpoint_every", "keep_checkpoints", "audit_gate"}
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The folder that holds the database and the folder of each run."""
+
+    root: Path
+
+    @property
+    def database(self) -> Path:
+        return self.root / "osmosis.db"
+
+    def run_folder(self, run_id: str) -> Path:
+        return self.root / "runs" / run_id
+
+    def policy_folder(self, config: Config, path: str) -> Path:
+        """A policy path of the config: a folder, or `run:NAME` for what the newest run NAME has learnt."""
+        if not path.startswith("run:"):
+            return config.resolve(path)
+        name = path.removeprefix("run:")
+        number = 1
+        while (self.run_folder(_numbered(name, number + 1)) / "policy").is_dir():
+            number += 1
+        folder = self.run_folder(_numbered(name, number)) / "policy"
+        if not folder.is_dir():
+            raise UsageError(
+                f"policy.path = {path!r}: there is no folder {folder}. Has the run {name!r} been trained to its end?"
+            )
+        return folder
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """A run that this process holds the lock of."""
+
+    record: RunRecord
+    folder: Path
+    store: Store
+    config: Config
+    workspace: Workspace
+    resumed: bool
+
+    @property
+    def run_id(self) -> str:
+        return self.record.run_id
+
+    async def finish(self, error: str = "", *, interrupted: bool = False) -> None:
+        state = "interrupted" if interrupted else "failed" if error else "done"
+        await self.store.finish_run(self.run_id, state, error)
+
+
+@asynccontextmanager
+async def open_run(
+    config: Config, kind: RunKind, workspace: Workspace, *, fresh: bool = False
+) -> AsyncIterator[OpenRun]:
+    """Create the run that `config` names, or take it up again; holds its lock until the end.
+
+    Raises UsageError when the run exists with another identity, RunLockedError when another process has it.
+    """
+    identity = run_identity(config, kind, workspace)
+    async with AsyncExitStack() as stack:
+        workspace.root.mkdir(parents=True, exist_ok=True)
+        store = SqliteStore(workspace.database)
+        stack.push_async_callback(store.close)
+        run_id = await _run_id(store, config.run_name, fresh=fresh)
+        folder = workspace.run_folder(run_id)
+        stack.enter_context(RunLock(folder))
+        known = await store.get_run(run_id)
+        if known is None:
+            plain = config.model_dump(mode="json")
+            record = RunRecord(run_id, kind, "running", time.time(), identity, plain)
+            await store.create_run(record)
+        else:
+            refuse_changes(known, identity, kind)
+            await store.resume_run(run_id)
+            record = known
+        yield OpenRun(record, folder, store, config, workspace, resumed=known is not None)
+
+
+async def _run_id(store: Store, name: str, *, fresh: bool) -> str:
+    """The newest run of that name, or with `fresh` the next one: name, name-2, name-3, ..."""
+    taken = {summary.run.run_id for summary in await store.list_runs()}
+    number = 1
+    while _numbered(name, number + 1) in taken:
+        number += 1
+    if fresh and _numbered(name, number) in taken:
+        number += 1
+    return _numbered(name, number)
+
+
+def _numbered(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}-{number}"
+
+
+def refuse_changes(known: RunRecord, identity: Mapping[str, Any], kind: RunKind) -> None:
+    """Raise UsageError naming everything that is not as it was when the run began."""
+    if known.kind != kind:
+        raise UsageError(
+            f"run {known.run_id!r} is a run of kind {known.kind!r}, not {kind!r}; "
+            "give this one another name ([run] name, or --name)."
+        )
+    changes = [
+        f"  {key}: was {known.identity.get(key)!r}, is {identity.get(key)!r}"
+        for key in sorted({*known.identity, *identity})
+        if known.identity.get(key) != identity.get(key)
+    ]
+    if changes:
+        raise UsageError(
+            f"run {known.run_id!r} exists and was made with other inputs:\n"
+            + "\n".join(changes)
+            + "\nUndo the change to go on with it, start a new run with --fresh (the old one is kept), "
+            "or choose another name (--name)."
+        )
+
+
+def run_identity(config: Config, kind: RunKind, workspace: Workspace) -> dict[str, Any]:
+    """Everything that a resumed run must share with its first life, as flat keys that can be named."""
+    identity: dict[str, Any] = {
+        "seed": config.run.seed,
+        "dataset": dataset_fingerprint(config.resolve(config.dataset.path))[:16],
+        "dataset.limit": config.dataset.limit,
+        "dataset.offset": config.dataset.offset,
+        "entrypoint": _code_fingerprint(config),
+        "model": _model_identity(config, workspace),
+    }
+    identity |= {f"sampling.{k}": v for k, v in config.sampling.model_dump().items()}
+    identity |= {f"workflow.{k}": repr(v) for k, v in config.workflow.items()}
+    if kind == "train":
+        train = config.train.model_dump()
+        free = FREE_TRAIN_KEYS | ({"steps"} if config.train.final_learning_rate == 1.0 else set())
+        identity |= {f"train.{k}": v for k, v in train.items() if k not in free}
+    else:
+        identity["eval.attempts"] = config.eval.attempts
+    return identity
+
+
+def _code_fingerprint(config: Config) -> str:
+    """Digest of the entrypoint's source. Raises EntrypointError when there is no such file or module."""
+    entrypoint = config.rollout.entrypoint
+    path = config.resolve(entrypoint)
+    if not entrypoint.endswith(".py"):
+        try:
+            spec = importlib.util.find_spec(entrypoint)
+        except (ImportError, ValueError) as error:
+            raise EntrypointError(f"rollout.entrypoint = {entrypoint!r}: {error}") from error
+        if spec is None or spec.origin is None:
+            raise EntrypointError(
+                f"rollout.entrypoint = {entrypoint!r} is neither a .py file nor a module that can be found"
+            )
+        path = Path(spec.origin)
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        raise EntrypointError(
+            f"rollout.entrypoint = {entrypoint!r}: there is no file {path}. "
+            f"Python files beside it: {', '.join(near) or 'none'}."
+        )
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _model_identity(config: Config, workspace: Workspace) -> str:
+    if config.policy is not None:
+        folder = workspace.policy_folder(config, config.policy.path)
+        digest = hashlib.sha256()
+        for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.j*")):
+            digest.update(file.name.encode() + file.read_bytes())
+        return f"policy {config.policy.adapter} {config.policy.dtype} {digest.hexdigest()[:16]}"
+    if config.llm is not None:
+        return f"{config.llm.model} at {config.llm.base_url or config.llm.script}"
+    return "none"
+
+
+# --- the parts that run rollouts ---------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """What runs rollouts: the user's server, the gateway, and who answers behind it."""
+
+    dispatcher: Dispatcher
+    rows: list[Row]
+    engine: Engine | None
+    info: EngineInfo | None
+
+
+def read_rows(config: Config) -> list[Row]:
+    """The rows that the config selects. Raises DatasetError."""
+    path = config.resolve(config.dataset.path)
+    return load_rows(path, limit=config.dataset.limit, offset=config.dataset.offset)
+
+
+@asynccontextmanager
+async def open_rollouts(run: OpenRun, *, training: bool, notify: Notify) -> AsyncIterator[Rollouts]:
+    """Start engine or provider, gateway and the user's server; stop them in reverse."""
+    config = run.config
+    rows = read_rows(config)
+    async with AsyncExitStack() as stack:
+        server = UserServer(_user_code(config), run.folder / "rollout-server.log")
+        stack.push_async_callback(server.stop)
+        notify(f"starting the rollout server with {config.rollout.entrypoint}")
+        starting = asyncio.ensure_future(server.ensure_running())
+        stack.callback(starting.cancel)
+        target, engine, info = await _open_target(run, stack, training=training, notify=notify)
+        await starting
+        callbacks = Callbacks()
+        gateway = Gateway(target, run.store, extra_routes=callbacks)
+        await gateway.start()
+        stack.push_async_callback(gateway.stop)
+        settings = dispatch_settings(config, training=training)
+        dispatcher = Dispatcher(server, gateway, callbacks, run.store, settings)
+        stack.push_async_callback(dispatcher.close)
+        yield Rollouts(dispatcher, rows, engine, info)
+
+
+def _user_code(config: Config) -> UserCode:
+    entrypoint = config.rollout.entrypoint
+    if entrypoint.endswith(".py"):
+        entrypoint = str(config.resolve(entrypoint).resolve())
+    return UserCode(entrypoint, config.rollout.workflow, config.rollout.grader, config.workflow)
+
+
+def dispatch_settings(config: Config, *, training: bool) -> DispatchSettings:
+    sampling = SamplingDefaults(
+        temperature=config.sampling.temperature,
+        top_p=config.sampling.top_p,
+        max_tokens=config.sampling.max_tokens,
+        training=training,
+    )
+    return DispatchSettings(
+        seed=config.run.seed,
+        max_concurrent=config.rollout.max_concurrent,
+        agent_timeout_seconds=config.rollout.agent_timeout_seconds,
+        grader_timeout_seconds=config.rollout.grader_timeout_seconds,
+        retries=config.rollout.retries,
+        sampling=sampling,
+    )
+
+
+async def _open_target(
+    run: OpenRun, stack: AsyncExitStack, *, training: bool, notify: Notify
+) -> tuple[Target, Engine | None, EngineInfo | None]:
+    config = run.config
+    if config.llm is not None:
+        provider = open_provider(config.llm, config)
+        stack.push_async_callback(provider.close)
+        return ProviderTarget(provider), None, None
+    if config.policy is None:
+        raise UsageError(
+            f"{config.source}: neither [llm] nor [policy] is given: say which model answers the workflow."
+        )
+    notify(f"loading the policy {config.policy.path}")
+    engine, info = await open_engine(run, config.policy, trainable=training)
+    stack.push_async_callback(engine.close)
+    return PolicyTarget(engine, info, open_renderer(run, config.policy)), engine, info
+
+
+def open_renderer(run: OpenRun, policy: PolicyTable) -> TemplateRenderer:
+    """The chat template and tokenizer of the policy."""
+    return TemplateRenderer(run.workspace.policy_folder(run.config, policy.path))
+
+
+async def open_engine(run: OpenRun, policy: PolicyTable, *, trainable: bool) -> tuple[Engine, EngineInfo]:
+    """The embedded engine, with the policy's weights loaded."""
+    from osmosis_ai.engine.torch import TorchEngine
+
+    engine = TorchEngine()
+    spec = EngineSpec(
+        path=run.workspace.policy_folder(run.config, policy.path),
+        adapter=policy.adapter,
+        lora_rank=policy.lora_rank,
+        dtype=policy.dtype,
+        device=policy.device,
+        seed=run.config.run.seed,
+        max_requests=policy.max_requests,
+        deterministic=policy.deterministic,
+        trainable=trainable,
+    )
+    return engine, await engine.open(spec)
+
+
+def open_provider(llm: LlmTable, config: Config) -> Provider:
+    """The external model that `[llm]` names."""
+    if llm.model == "scripted":
+        from osmosis_ai.providers.scripted import ScriptedProvider
+
+        return ScriptedProvider.from_name(llm.script, base=config.source.parent)
+    from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider
+
+    return OpenAICompatibleProvider(
+        llm.base_url,
+        llm.model,
+        api_key_env=llm.api_key_env,
+        timeout_seconds=llm.timeout_seconds,
+        retries=llm.retries,
+    )
+
+
+async def leftovers(run: OpenRun, *, step: int | None = None) -> list[Rollout]:
+    """What an earlier life of the run left behind (of one step)."""
+    if not run.resumed:
+        return []
+    return await run.store.rollouts(RolloutFilter(run.run_id, step=step))

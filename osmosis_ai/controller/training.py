@@ -1,0 +1,168 @@
+"""A training run from its configuration to the policy that it leaves behind."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from osmosis_ai.controller.checkpoints import Checkpoints
+from osmosis_ai.controller.fine_tune import FineTuning, fine_tune
+from osmosis_ai.controller.loop import Training, TrainSettings, train
+from osmosis_ai.controller.opening import (
+    Notify,
+    OpenRun,
+    leftovers,
+    open_engine,
+    open_renderer,
+    open_rollouts,
+)
+from osmosis_ai.engine.base import Engine
+from osmosis_ai.errors import UsageError
+from osmosis_ai.store.base import RolloutFilter, StepRecord
+from osmosis_ai.train.audit import GATES
+from osmosis_ai.train.conversations import conversation_samples
+from osmosis_ai.types import PolicyVersion, Rollout, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a training run tells whoever watches it."""
+
+    notify: Notify
+    on_start: Callable[[int, int], None]  # (last step done before, steps in all)
+    on_rollout: Callable[[Rollout], None]
+    on_step: Callable[[StepRecord], None]
+
+
+async def run_training(run: OpenRun, hooks: Hooks) -> Path:
+    """Train until the configured number of steps; returns the folder of the trained policy."""
+    if run.config.policy is None:
+        raise UsageError(f"{run.config.source}: training needs [policy] path = a policy folder.")
+    if run.config.train.algorithm == "sft":
+        return await _fine_tune(run, hooks)
+    return await _reinforce(run, hooks)
+
+
+async def _reinforce(run: OpenRun, hooks: Hooks) -> Path:
+    config = run.config
+    async with open_rollouts(run, training=True, notify=hooks.notify) as parts:
+        assert parts.engine is not None
+        assert parts.info is not None
+        parts.dispatcher.on_end = hooks.on_rollout
+        checkpoints = _checkpoints(run)
+        last_step = await checkpoints.restore(parts.engine, await run.store.steps(run.run_id))
+        version = await parts.engine.publish()
+        hooks.on_start(last_step, config.train.steps)
+        training = Training(
+            run_id=run.run_id,
+            rows=parts.rows,
+            settings=train_settings(run),
+            engine=parts.engine,
+            collect=parts.dispatcher.groups,
+            store=run.store,
+            checkpoints=checkpoints,
+            version=version,
+            last_step=last_step,
+            leftovers=usable_leftovers(await leftovers(run, step=last_step + 1), version),
+        )
+        await train(training, hooks.on_step)
+        return await _export(run, parts.engine)
+
+
+def usable_leftovers(rollouts: list[Rollout], version: PolicyVersion) -> list[Rollout]:
+    """Rollouts of an earlier life that the restored weights sampled, or that only count as attempts.
+
+    With `checkpoint_every` above 1 a step may be done again with weights that were computed again; what
+    the earlier ones sampled is then not taken.
+    """
+    return [
+        rollout
+        for rollout in rollouts
+        if rollout.status is not Status.GRADED or all(t.policy_version == version for t in rollout.turns)
+    ]
+
+
+async def _fine_tune(run: OpenRun, hooks: Hooks) -> Path:
+    config = run.config
+    assert config.policy is not None
+    rollouts = await _rollouts_to_learn_from(run)
+    hooks.notify(f"loading the policy {config.policy.path}")
+    conversations = conversation_samples(rollouts, open_renderer(run, config.policy))
+    engine, _ = await open_engine(run, config.policy, trainable=True)
+    try:
+        checkpoints = _checkpoints(run)
+        last_step = await checkpoints.restore(engine, await run.store.steps(run.run_id))
+        hooks.on_start(last_step, config.train.steps)
+        tuning = FineTuning(
+            run_id=run.run_id,
+            conversations=conversations,
+            batch_samples=config.train.batch_samples,
+            settings=train_settings(run),
+            engine=engine,
+            store=run.store,
+            checkpoints=checkpoints,
+            last_step=last_step,
+        )
+        await fine_tune(tuning, hooks.on_step)
+        return await _export(run, engine)
+    finally:
+        await engine.close()
+
+
+async def _rollouts_to_learn_from(run: OpenRun) -> list[Rollout]:
+    settings = run.config.train
+    if not settings.from_run:
+        raise UsageError(
+            f'{run.config.source}: train.algorithm = "sft" needs train.from_run = the name of a run with '
+            "stored rollouts (see `osmosis runs list`)."
+        )
+    if await run.store.get_run(settings.from_run) is None:
+        known = ", ".join(summary.run.run_id for summary in await run.store.list_runs())
+        raise UsageError(f"train.from_run = {settings.from_run!r}: there is no such run. Known: {known}.")
+    graded = await run.store.rollouts(RolloutFilter(settings.from_run, statuses=[Status.GRADED]))
+    chosen = [r for r in graded if r.reward is not None and r.reward >= settings.min_reward]
+    if not chosen:
+        raise UsageError(
+            f"run {settings.from_run!r} has {len(graded)} graded rollouts, none with a reward of at least "
+            f"train.min_reward = {settings.min_reward}."
+        )
+    return chosen
+
+
+def _checkpoints(run: OpenRun) -> Checkpoints:
+    settings = run.config.train
+    return Checkpoints(run.folder, every=settings.checkpoint_every, keep=settings.keep_checkpoints)
+
+
+async def _export(run: OpenRun, engine: Engine) -> Path:
+    folder = run.folder / "policy"
+    shutil.rmtree(folder, ignore_errors=True)
+    await engine.save(folder, {}, training=False)
+    return folder
+
+
+def train_settings(run: OpenRun) -> TrainSettings:
+    """`[train]` as the loop wants it."""
+    config, table = run.config, run.config.train
+    assert config.policy is not None
+    clip = {"clip_low": table.clip_low, "clip_high": table.clip_high}
+    return TrainSettings(
+        steps=table.steps,
+        seed=config.run.seed,
+        rows_per_step=table.rows_per_step,
+        group_size=table.group_size,
+        advantage=table.advantage,
+        loss=table.loss,
+        normalisation=table.normalisation,
+        loss_params=clip if table.loss == "grpo" else {},
+        learning_rate=table.learning_rate,
+        warmup_steps=table.warmup_steps,
+        final_learning_rate=table.final_learning_rate,
+        weight_decay=table.weight_decay,
+        max_grad_norm=table.max_grad_norm,
+        microbatch_tokens=table.microbatch_tokens,
+        max_sample_tokens=table.max_sample_tokens,
+        audit_gate=table.audit_gate or GATES[config.policy.dtype],
+    )

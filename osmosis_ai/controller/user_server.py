@@ -1,0 +1,141 @@
+"""The rollout server of a run: the user's code in a child process, started, watched and restarted here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from osmosis_ai.errors import EntrypointError, InfrastructureError
+
+START_TIMEOUT_SECONDS = 120.0  # importing an agent framework on a busy machine takes seconds
+STOP_TIMEOUT_SECONDS = 5.0
+MAX_STARTS = 5  # a server that keeps dying is given up
+
+
+@dataclass(slots=True)
+class UserCode:
+    """What the child process serves."""
+
+    entrypoint: str
+    workflow: str = ""
+    grader: str = ""
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    def as_request(self, api_key: str) -> dict[str, Any]:
+        return {
+            "entrypoint": self.entrypoint,
+            "workflow": self.workflow or None,
+            "grader": self.grader or None,
+            "workflow_overrides": self.overrides,
+            "require_grader": True,
+            "host": "127.0.0.1",
+            "api_key": api_key,
+        }
+
+
+class UserServer:
+    """A child process that serves `POST /rollout` on a free loopback port."""
+
+    def __init__(self, code: UserCode, log_path: Path) -> None:
+        self._code = code
+        self._log_path = log_path
+        self._process: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
+        self._starts = 0
+        self.api_key = secrets.token_urlsafe(24)
+        self.url = ""
+        self.workflow = ""
+        self.max_concurrent: int | None = None  # the workflow's own limit; None: unlimited
+
+    async def ensure_running(self) -> None:
+        """Start the server, or start it again after it died (EntrypointError, InfrastructureError)."""
+        async with self._starting:
+            if self._process is not None and self._process.returncode is None:
+                return
+            if self._starts >= MAX_STARTS:
+                raise InfrastructureError(
+                    f"the rollout server died {self._starts} times; giving up.\n{self.log_tail()}"
+                )
+            self._starts += 1
+            await self._start()
+
+    async def died(self) -> int:
+        """Wait until the current process ends; returns its exit status."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    def log_tail(self, lines: int = 12) -> str:
+        """The end of what the user's code printed, for error messages."""
+        if not self._log_path.exists():
+            return "(it printed nothing)"
+        text = self._log_path.read_text(errors="replace").splitlines()[-lines:]
+        return f"End of {self._log_path}:\n" + "\n".join(f"    {line}" for line in text)
+
+    async def stop(self) -> None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # the child leaves when its standard input ends
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_SECONDS)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _start(self) -> None:
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "osmosis_ai.rollout.server",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,  # Ctrl-C reaches us alone; we then stop the child in order
+            )
+        assert self._process.stdin is not None
+        request = self._code.as_request(self.api_key)
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        try:
+            ready = await asyncio.wait_for(self._ready_line(), START_TIMEOUT_SECONDS)
+        except TimeoutError:
+            await self.stop()
+            raise InfrastructureError(
+                f"the rollout server did not start within {START_TIMEOUT_SECONDS:.0f} s.\n{self.log_tail()}"
+            ) from None
+        if not ready.get("ready"):
+            await self.stop()
+            raise EntrypointError(str(ready.get("error", "the rollout server did not start")))
+        self.url = f"http://127.0.0.1:{ready['port']}"
+        self.workflow = str(ready.get("workflow", ""))
+        self.max_concurrent = await self._own_limit()
+
+    async def _ready_line(self) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            with contextlib.suppress(json.JSONDecodeError):
+                message = json.loads(line)
+                if isinstance(message, dict) and "ready" in message:
+                    return message
+        status = await self._process.wait()
+        raise InfrastructureError(
+            f"the rollout server ended with status {status} before it was ready.\n{self.log_tail()}"
+        )
+
+    async def _own_limit(self) -> int | None:
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/health") as response:
+            health = await response.json()
+        limit = health.get("concurrency", {}).get("max_concurrent")
+        return int(limit) if limit else None

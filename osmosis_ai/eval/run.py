@@ -1,0 +1,72 @@
+"""An eval: every row so many times through the workflow, whatever was done before taken as done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from osmosis_ai.controller.dispatch import Dispatcher, Place, place_key
+from osmosis_ai.eval.statistics import Interval, mean_with_interval, pass_at_k
+from osmosis_ai.types import Rollout, Row, Status
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """What may be said about the rewards of an eval."""
+
+    rows: int
+    attempts: int
+    graded: int
+    failures: dict[str, int]  # status -> rollouts without a reward
+    mean: Interval | None  # None when nothing was graded
+    pass_at_k: dict[int, float]
+    completion_tokens: int
+    turns: int
+    malformed_tool_calls: int
+
+
+def places_of(run_id: str, rows: Sequence[Row], attempts: int) -> list[Place]:
+    """Row by row, attempt by attempt."""
+    return [Place(run_id, 0, row, f"r{row.index}", attempt) for row in rows for attempt in range(attempts)]
+
+
+async def evaluate(
+    dispatcher: Dispatcher, run_id: str, rows: Sequence[Row], attempts: int, known: Iterable[Rollout]
+) -> list[Rollout]:
+    """The rollout that counts of every row and attempt, in that order."""
+    places = places_of(run_id, rows, attempts)
+    results = await dispatcher.run_all(places, known)
+    return [results[place_key(place)].rollout for place in places]
+
+
+def summarise(rollouts: Sequence[Rollout], attempts: int, pass_threshold: float) -> EvalReport:
+    """Statistics over graded rollouts; a failure is counted, never taken for a reward of 0."""
+    by_row: dict[int, list[float]] = {}
+    failures: dict[str, int] = {}
+    for rollout in rollouts:
+        if rollout.status is Status.GRADED and rollout.reward is not None:
+            by_row.setdefault(rollout.row_index, []).append(rollout.reward)
+        else:
+            failures[rollout.status.value] = failures.get(rollout.status.value, 0) + 1
+    graded = sum(len(rewards) for rewards in by_row.values())
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    return EvalReport(
+        rows=len({rollout.row_index for rollout in rollouts}),
+        attempts=attempts,
+        graded=graded,
+        failures=failures,
+        mean=mean_with_interval(list(by_row.values())) if graded else None,
+        pass_at_k=_pass_at_k(list(by_row.values()), attempts, pass_threshold),
+        completion_tokens=sum(turn.completion_tokens for turn in turns),
+        turns=len(turns),
+        malformed_tool_calls=sum(turn.malformed_tool_calls for turn in turns),
+    )
+
+
+def _pass_at_k(rewards_by_row: list[list[float]], attempts: int, threshold: float) -> dict[int, float]:
+    """pass@1, pass@2, pass@4, ... over the rows whose attempts were all graded."""
+    complete = [[r >= threshold for r in rewards] for rewards in rewards_by_row if len(rewards) == attempts]
+    if not complete:
+        return {}
+    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= attempts]
+    return {k: pass_at_k(complete, k) for k in ks}
