@@ -67,6 +67,15 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """One answered call as the engine itself saw it: what a test compares the training samples with."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
 class LossSpec:
     """A loss and the step's denominator.
 
@@ -96,7 +105,7 @@ class BackwardStats:
     """What `forward_backward` saw."""
 
     loss: float
-    logprobs: list[list[float]]  # per row [T]: log p(token t | tokens < t); index 0 is 0.0
+    logprobs: list[list[float]]  # per row [T]: log p(token t | tokens < t); 0.0 where loss_mask is 0
     sums: dict[str, float]
 
 
@@ -171,6 +180,7 @@ __all__ = [
     "LossOutput",
     "LossSpec",
     "OptimSpec",
+    "SampleRecord",
     "Sampling",
     "StepStats",
 ]
