@@ -20,26 +20,11 @@ from typing import Any
 import torch
 
 from osmosis_ai.engine.base import Completion, Sampling
+from osmosis_ai.engine.uniform import uniform
 from osmosis_ai.errors import EngineError
 
 PAGE_TOKENS = 32
 BATCH_TOKENS = 2048  # of prompts, in one forward pass
-_MASK = (1 << 64) - 1
-
-
-def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) that decides token `position` of a completion: 53 bits of splitmix64.
-
-    Counter-based (Steele, Lea, Flood 2014): no state, so nothing else that is sampled can move it.
-    """
-    return (_mix(_mix(seed & _MASK) + position) >> 11) * 2.0**-53
-
-
-def _mix(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
 
 
 def log_distribution(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,8 @@ from osmosis_ai.engine.base import (
     Sampling,
     StepStats,
 )
+from osmosis_ai.engine.checks import check_request
+from osmosis_ai.engine.gate import Gate
 from osmosis_ai.engine.sampler import PAGE_TOKENS, Sampler
 from osmosis_ai.engine.trainer import Trainer
 from osmosis_ai.errors import EngineError, UsageError
@@ -70,13 +72,7 @@ class TorchEngine:
         self._sampler: Sampler | None = None
         self._info: EngineInfo | None = None
         self._spec: EngineSpec | None = None
-        self._version: PolicyVersion = 0
-        self._published_version: PolicyVersion = 0
-        self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._published = asyncio.Event()
-        self._published.set()
+        self._gate = Gate()
         self._closed = False
 
     # --- the verbs ---------------------------------------------------------------------------------
@@ -96,20 +92,11 @@ class TorchEngine:
         on_token: Callable[[int], None] | None = None,
     ) -> Completion:
         """One completion from the published weights; waits while newer ones are not published yet."""
-        sampler, info = self._opened(self._sampler), self._opened(self._info)
-        _check_request(prompt_ids, sampling, info)
-        while not self._published.is_set():
-            await self._published.wait()
-        self._opened(self._sampler)
-        self._in_flight += 1
-        self._idle.clear()
-        version = self._version
-        try:
-            completion = replace(await sampler.sample(prompt_ids, sampling, on_token), version=version)
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._idle.set()
+        info = self._opened(self._info)
+        check_request(prompt_ids, sampling, info)
+        async with self._gate.sampling() as version:
+            drawn = await self._opened(self._sampler).sample(prompt_ids, sampling, on_token)
+            completion = replace(drawn, version=version)
         if self.log is not None:
             self.log.append(SampleRecord(tuple(prompt_ids), sampling, completion))
         return completion
@@ -128,11 +115,11 @@ class TorchEngine:
     async def optim_step(self, spec: OptimSpec) -> StepStats:
         """Apply and clear the gradient: the next version. Waits for completions under way; see `publish`."""
         self._opened(self._trainer)
-        await self._stop_sampling()
+        await self._gate.shut()
         try:
             return await self._run(self._held, self._step, spec)
         except (EngineError, UsageError):
-            self._resume_if_unchanged()
+            self._gate.reopen_if_unchanged()
             raise
 
     async def publish(self) -> PolicyVersion:
@@ -140,9 +127,8 @@ class TorchEngine:
         self._opened(self._sampler)
         if not self._unsafe_keep_cache:
             await self._run(self._forget)
-        self._published_version = self._version
-        self._published.set()
-        return self._version
+        self._gate.publish()
+        return self._gate.version
 
     async def save(self, path: Path, state: Mapping[str, Any], *, training: bool = True) -> None:
         """Write a Hugging Face folder that appears at once or not at all, replacing an older one at `path`.
@@ -150,17 +136,17 @@ class TorchEngine:
         LoRA: the folder holds the merged weights; with `training` the adapter lies beside them.
         """
         trainer, spec = self._opened(self._trainer), self._opened(self._spec)
-        document = {"version": self._version, "state": dict(state)} if training else None
+        document = {"version": self._gate.version, "state": dict(state)} if training else None
         await self._run(trainer.save, Path(path), spec.path, document)
 
     async def load(self, path: Path) -> dict[str, Any]:
         """Restore what `save` wrote, the version included, and publish it; returns `state`."""
         self._opened(self._trainer)
-        await self._stop_sampling()
+        await self._gate.shut()
         try:
             state: dict[str, Any] = await self._run(self._held, self._load, Path(path))
         except UsageError:
-            self._resume_if_unchanged()
+            self._gate.reopen_if_unchanged()
             raise
         await self.publish()
         return state
@@ -174,7 +160,7 @@ class TorchEngine:
             await asyncio.get_running_loop().run_in_executor(None, self._sampler.close)
         self._worker.shutdown(wait=False)
         self._sampler = self._trainer = None
-        self._published.set()  # those who wait for a publish learn that there is none
+        self._gate.publish()  # those who wait for it learn that the engine is closed
 
     # --- on the engine's thread --------------------------------------------------------------------
 
@@ -223,12 +209,12 @@ class TorchEngine:
 
     def _step(self, spec: OptimSpec) -> StepStats:
         norm = self._opened(self._trainer).step(spec)
-        self._version += 1
-        return StepStats(version=self._version, grad_norm=norm)
+        self._gate.version += 1
+        return StepStats(version=self._gate.version, grad_norm=norm)
 
     def _load(self, path: Path) -> dict[str, Any]:
         document = self._opened(self._trainer).load(path)
-        self._version = document["version"]
+        self._gate.version = document["version"]
         return dict(document["state"])
 
     def _forget(self) -> None:
@@ -241,19 +227,6 @@ class TorchEngine:
 
     # --- small things ------------------------------------------------------------------------------
 
-    async def _stop_sampling(self) -> None:
-        """Let completions under way finish, and new ones wait for `publish`."""
-        self._published.clear()
-        try:
-            await self._idle.wait()
-        except asyncio.CancelledError:
-            self._resume_if_unchanged()
-            raise
-
-    def _resume_if_unchanged(self) -> None:
-        if self._version == self._published_version:
-            self._published.set()
-
     async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
         call = functools.partial(function, *arguments)
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
@@ -264,33 +237,6 @@ class TorchEngine:
                 "the engine is closed" if self._closed else "the engine is not open: call open()"
             )
         return part
-
-
-def _check_request(prompt_ids: Sequence[int], sampling: Sampling, info: EngineInfo) -> None:
-    """Refuse here what would end the sampling thread, and the calls of everybody with it."""
-    if not prompt_ids:
-        raise UsageError("the prompt has no tokens; a policy needs at least one to continue")
-    if min(prompt_ids) < 0 or max(prompt_ids) >= info.vocab_size:
-        raise UsageError(f"the prompt has a token id outside of the vocabulary of {info.vocab_size} tokens")
-    if sampling.max_tokens < 1:
-        raise UsageError(f"max_tokens must be at least 1, got {sampling.max_tokens}")
-    room = info.max_context - len(prompt_ids)
-    if room < 1:
-        raise UsageError(
-            f"the prompt has {len(prompt_ids)} tokens and the policy's context is {info.max_context}, "
-            "which leaves no room for a completion. Shorten the conversation."
-        )
-    if sampling.max_tokens > room:
-        raise UsageError(
-            f"{len(prompt_ids)} prompt tokens + max_tokens {sampling.max_tokens} exceed the policy's context "
-            f"of {info.max_context}. Set max_tokens to at most {room}, or shorten the conversation."
-        )
-    if not 0 <= sampling.temperature < float("inf"):
-        raise UsageError(f"temperature must be 0 (greedy) or a number above it, got {sampling.temperature}")
-    if not 0 < sampling.top_p <= 1:
-        raise UsageError(f"top_p must be above 0 and at most 1, got {sampling.top_p}")
-    if sampling.top_k < 0:
-        raise UsageError(f"top_k must be 0 (all tokens) or a number of tokens, got {sampling.top_k}")
 
 
 def _device(name: str) -> torch.device:

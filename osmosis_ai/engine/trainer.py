@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import random
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,8 @@ import numpy as np
 import torch
 
 from osmosis_ai.engine.base import BackwardStats, LossInput, LossSpec, OptimSpec
+from osmosis_ai.engine.checks import check_rows
+from osmosis_ai.engine.folder import copy_policy_files, whole_folder
 from osmosis_ai.engine.sampler import log_distribution
 from osmosis_ai.errors import EngineError, UsageError
 from osmosis_ai.types import TrainingSample
@@ -26,9 +26,6 @@ TRAINING_FOLDER = "training"  # inside a checkpoint: what a Hugging Face folder 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"
 ADAPTER_FOLDER = "adapter"
-COPIED_PREFIXES = tuple(
-    "tokenizer special_tokens_map added_tokens chat_template vocab merges generation_config spiece".split()
-)
 
 
 def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -137,27 +134,7 @@ class Trainer:
         return _Scored(logprobs.gather(1, targets.to(self.device)[:, None])[:, 0], row, position)
 
     def _check(self, rows: Sequence[TrainingSample]) -> None:
-        for index, row in enumerate(rows):
-            length = len(row.token_ids)
-            lengths = {
-                length,
-                len(row.loss_mask),
-                len(row.logprobs),
-                len(row.advantages),
-                len(row.temperatures),
-            }
-            if lengths != {length} or not length:
-                raise EngineError(
-                    f"row {index}: its streams must have one length above 0, got {sorted(lengths)}"
-                )
-            if length > self.max_context:
-                raise EngineError(
-                    f"row {index} has {length} tokens, more than the policy's context of {self.max_context}"
-                )
-            if row.loss_mask[0]:
-                raise EngineError(f"row {index}: its first token cannot be trained, nothing predicts it")
-            if min(row.token_ids) < 0 or max(row.token_ids) >= self.vocab_size:
-                raise EngineError(f"row {index} has a token outside of the vocabulary of {self.vocab_size}")
+        check_rows(rows, max_context=self.max_context, vocab_size=self.vocab_size)
 
     # --- learning ----------------------------------------------------------------------------------
 
@@ -200,24 +177,12 @@ class Trainer:
             raise EngineError(
                 "save between forward_backward and optim_step would lose the gradient; step first"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.draft")
-        shutil.rmtree(draft, ignore_errors=True)  # left behind by a process that was killed
-        draft.mkdir()
-        try:
-            self._write(draft, source, state)
-            for file in draft.rglob("*"):
-                _sync(file)
-            _sync(draft)
-            _replace(draft, path)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+        with whole_folder(path) as folder:
+            self._write(folder, source, state)
 
     def _write(self, folder: Path, source: Path, state: Mapping[str, Any] | None) -> None:
         self.model.save_pretrained(folder, state_dict=self._merged_weights())
-        for file in source.iterdir():
-            if file.is_file() and file.name.startswith(COPIED_PREFIXES):
-                shutil.copyfile(file, folder / file.name)
+        copy_policy_files(source, folder)
         if state is None:
             return
         training = folder / TRAINING_FOLDER
@@ -372,22 +337,3 @@ def _restore_random_state(saved: Mapping[str, Any]) -> None:
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     version, internal, gauss_next = saved["python"]
     random.setstate((version, tuple(internal), gauss_next))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _replace(draft: Path, path: Path) -> None:
-    """Move `draft` to `path`; an older folder there leaves first: a full one cannot be renamed over."""
-    old = path.with_name(f".{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        os.rename(path, old)
-    os.rename(draft, path)
-    _sync(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
