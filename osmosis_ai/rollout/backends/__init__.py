@@ -1,0 +1,1 @@
+"""Places to run user code."""

@@ -1,0 +1,196 @@
+"""Lanes: a thread with an event loop, lent to one rollout at a time.
+
+User code may block its loop, swallow cancellation, or raise SystemExit. In a lane it can hold up nobody else:
+whoever waits for the lane keeps the deadline in its own loop, and goes on without the lane when it passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from osmosis_ai.rollout import policy_client
+
+T = TypeVar("T")
+CLOSE_SECONDS = 1.0
+SWEEP_SECONDS = 5.0  # for tasks that a rollout left behind to end after they were cancelled
+
+
+class DeadlineExceeded(Exception):
+    """The work did not end in time. Whether it still runs is unknown; what it brings is ignored."""
+
+
+@dataclass(slots=True)
+class _Ended(Generic[T]):
+    """How work ended: with a value, or with anything that can be raised."""
+
+    value: T | None
+    error: BaseException | None
+
+
+class _Job(Generic[T]):
+    """One piece of work in a lane."""
+
+    def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
+        self.work = work
+        self.ended: Future[_Ended[T]] = Future()
+        self.task: asyncio.Task[None] | None = None  # set while the work runs
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Called in the lane's loop. Before its first step a task must not be cancelled, or it never runs."""
+        self.cancelled = True
+        if self.task is not None:
+            self.task.cancel()
+
+
+class Lane:
+    """A daemon thread that runs an event loop; it calls `on_free` when a job is over and cleaned up after."""
+
+    def __init__(self, on_free: Callable[[Lane, bool], None]) -> None:
+        self._on_free = on_free
+        self._loop = asyncio.new_event_loop()
+        self._closing = False
+        policy_client.keep_session(self._loop)
+        self._thread = threading.Thread(target=self._serve, name="osmosis-lane", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Callable[[], Awaitable[T]]) -> _Job[T]:
+        job = _Job(work)
+        self._loop.call_soon_threadsafe(self._begin, job, context=contextvars.Context())
+        return job
+
+    def cancel(self, job: _Job[T]) -> None:
+        """Ask the job to stop; a job that blocks does not hear it."""
+        self._loop.call_soon_threadsafe(job.cancel)
+
+    def close(self) -> None:
+        """End the thread. Only for a lane that is free."""
+        self._closing = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def wait_closed(self) -> None:
+        self._thread.join(CLOSE_SECONDS)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        while not self._closing:
+            try:
+                self._loop.run_forever()
+            # A task that the user's code started raised SystemExit or KeyboardInterrupt, which asyncio lets
+            # through. Whoever awaits that task sees it too; the lane itself goes on.
+            except BaseException:
+                continue
+        self._loop.run_until_complete(self._clean_up())
+        self._loop.close()
+
+    async def _clean_up(self) -> None:
+        await policy_client.close_session()
+        await self._loop.shutdown_asyncgens()
+
+    def _begin(self, job: _Job[T]) -> None:
+        # A context of its own: nothing that one rollout sets is seen by the next.
+        self._loop.create_task(self._run(job), context=contextvars.Context())
+
+    async def _run(self, job: _Job[T]) -> None:
+        if not job.cancelled:
+            job.task = asyncio.current_task()
+            try:
+                ended = _Ended(await job.work(), None)
+            # The boundary: whatever user code raises, SystemExit too, is the result of this job.
+            except BaseException as error:
+                ended = _Ended(None, error)
+            job.task = None
+            with suppress(InvalidStateError):  # the deadline has passed: a late result changes nothing
+                job.ended.set_result(ended)
+        clean = False
+        try:
+            clean = await self._sweep()
+        finally:
+            self._on_free(self, clean)
+
+    async def _sweep(self) -> bool:
+        """Cancel the tasks that the job left behind; whether they are gone."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if not left:
+            return True
+        _, pending = await asyncio.wait(left, timeout=SWEEP_SECONDS)
+        return not pending
+
+
+class LanePool:
+    """Lends lanes, makes new ones when none is free, and keeps some of the free ones."""
+
+    def __init__(self, max_idle: int = 64) -> None:
+        self._max_idle = max_idle
+        self._lock = threading.Lock()
+        self._free: list[Lane] = []
+        self._closed = False
+        atexit.register(self.close)  # a lane that is not closed leaves its connections to be complained about
+        self.lent = 0  # lanes that are at work, or that never came back
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None = None) -> T:
+        """The value of `work()`, run in a lane. Raises what it raises, or DeadlineExceeded after `timeout` s.
+
+        An exception of the work comes wrapped in `WorkRaised`, so that it is never confused with one of ours:
+        a CancelledError raised by user code must not cancel the caller.
+        """
+        lane = self._take()
+        job = lane.start(work)
+        waiting = asyncio.wrap_future(job.ended)
+        try:
+            await asyncio.wait((waiting,), timeout=timeout)
+        finally:  # in time, too late, or the caller was cancelled
+            if not waiting.done():
+                waiting.cancel()
+                lane.cancel(job)
+        if waiting.cancelled():
+            raise DeadlineExceeded
+        ended = waiting.result()
+        if ended.error is not None:
+            raise WorkRaised(ended.error)
+        return ended.value  # type: ignore[return-value]  # without an error there is a value
+
+    def close(self) -> None:
+        """End the free lanes, and the others as they become free."""
+        with self._lock:
+            self._closed = True
+            free, self._free = self._free, []
+        atexit.unregister(self.close)
+        for lane in free:
+            lane.close()
+        for lane in free:
+            lane.wait_closed()
+
+    def _take(self) -> Lane:
+        with self._lock:
+            self.lent += 1
+            if self._free:
+                return self._free.pop()
+        return Lane(self._give_back)
+
+    def _give_back(self, lane: Lane, clean: bool) -> None:
+        with self._lock:
+            self.lent -= 1
+            keep = clean and not self._closed and len(self._free) < self._max_idle
+            if keep:
+                self._free.append(lane)
+        if not keep:
+            lane.close()
+
+
+class WorkRaised(Exception):
+    """User code raised `error`."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(repr(error))
+        self.error = error

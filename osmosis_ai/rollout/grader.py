@@ -1,0 +1,82 @@
+"""`Grader`: what the behaviour of a rollout is worth."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any, Generic, TypeVar
+
+from osmosis_ai.rollout.samples import RolloutSample
+
+TConfig = TypeVar("TConfig")
+
+
+class GraderContext:
+    """What a grader is given: the label, the samples, the row's metadata."""
+
+    def __init__(
+        self,
+        label: str | None = None,
+        samples: Mapping[str, RolloutSample] | None = None,
+        metadata: dict[str, Any] | None = None,
+        *,
+        rollout_id: str = "",
+    ) -> None:
+        self.label = label
+        self.samples: dict[str, RolloutSample] = dict(samples or {})
+        self.metadata = metadata
+        self.rollout_id = rollout_id
+
+    def get_samples(self) -> dict[str, RolloutSample]:
+        return self.samples
+
+    def set_sample_reward(self, sample_id: str, reward: float) -> None:
+        """Give the sample its reward, a finite number."""
+        sample = self.samples.get(sample_id)
+        if sample is None:
+            raise ValueError(
+                f"rollout {self.rollout_id} has no sample {sample_id!r}; its samples: {self._known()}"
+            )
+        sample.reward = finite_reward(reward, sample_id, self.rollout_id)
+
+    @property
+    def sample(self) -> RolloutSample:
+        """The sample of a rollout that has exactly one."""
+        if len(self.samples) != 1:
+            raise ValueError(
+                f"ctx.sample needs exactly one sample, rollout {self.rollout_id} has {len(self.samples)}: "
+                f"{self._known()}; use ctx.samples and ctx.set_sample_reward(...)"
+            )
+        return next(iter(self.samples.values()))
+
+    def set_reward(self, reward: float) -> None:
+        """Give the only sample its reward."""
+        sample = self.sample
+        sample.reward = finite_reward(reward, sample.id, self.rollout_id)
+
+    def _known(self) -> str:
+        return ", ".join(repr(name) for name in self.samples) or "none"
+
+
+def finite_reward(reward: Any, sample_id: str, rollout_id: str) -> float:
+    """`reward` as a float; True and False count as 1.0 and 0.0. Text, NaN and infinity are errors."""
+    if not isinstance(reward, Real) or not math.isfinite(value := float(reward)):
+        raise ValueError(
+            f"the reward of sample {sample_id!r} of rollout {rollout_id} must be a finite number, "
+            f"got {reward!r}"
+        )
+    return value
+
+
+class Grader(ABC, Generic[TConfig]):
+    """Subclass it and implement `grade`. One instance is made for each rollout."""
+
+    def __init__(self, config: TConfig | None = None) -> None:
+        self.config = config
+
+    @abstractmethod
+    async def grade(self, ctx: GraderContext) -> Any:
+        """Reward every sample. What it returns is ignored; what it raises fails the rollout."""
+        raise NotImplementedError

@@ -1,0 +1,1 @@
+"""One file per agent framework; importing one imports its framework."""

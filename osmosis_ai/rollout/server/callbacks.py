@@ -1,0 +1,71 @@
+"""Callbacks to the controller: each is tried until it is taken, refused, or the attempts are used up."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from typing import Any
+
+import aiohttp
+import orjson
+from pydantic import BaseModel
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 5
+FIRST_DELAY_SECONDS = 0.5  # doubles up to LAST_DELAY_SECONDS
+LAST_DELAY_SECONDS = 8.0
+ATTEMPT_SECONDS = 10.0
+RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
+
+
+class CallbackClient:
+    """Posts JSON to the controller. A callback that fails is logged; it never becomes another callback."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def post(self, url: str, api_key: str | None, body: BaseModel, *, attempts: int = ATTEMPTS) -> bool:
+        """Whether the controller has taken it (any 2xx)."""
+        payload = orjson.dumps(body.model_dump(), default=_jsonable)
+        headers = {"Content-Type": "application/json"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        problem = ""
+        for attempt in range(attempts):
+            if attempt:
+                await asyncio.sleep(min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LAST_DELAY_SECONDS))
+            try:
+                async with self._open().post(
+                    url, data=payload, headers=headers, allow_redirects=False
+                ) as reply:
+                    if reply.ok:
+                        return True
+                    problem = f"HTTP {reply.status}: {(await reply.text())[:200]}"
+                    if reply.status not in RETRIED_STATUSES:
+                        break
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                problem = str(error) or type(error).__name__
+        logger.error("callback to %s was not delivered: %s", url, problem)
+        return False
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:  # made inside the loop that uses it
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=100, keepalive_timeout=2.0),
+                timeout=aiohttp.ClientTimeout(total=ATTEMPT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+
+def _jsonable(value: Any) -> Any:
+    """What a framework may keep in a message beyond JSON: images as bytes, its own objects."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return repr(value)

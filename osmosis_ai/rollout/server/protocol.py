@@ -1,0 +1,89 @@
+"""The wire protocol between a controller and a rollout server, as typed records."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, field_validator
+
+from osmosis_ai.rollout.backends.base import RolloutErrorCategory, RolloutStatus
+from osmosis_ai.rollout.samples import RolloutSample
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RolloutInitRequest(BaseModel):
+    """`POST /rollout`: run the workflow on these messages, then the grader, and call back."""
+
+    rollout_id: str
+    initial_messages: list[dict[str, Any]]
+    label: str | None = None  # for the grader only
+    metadata: dict[str, Any] | None = None
+    chat_completions_url: str
+    llm_api_key: str | None = None  # given to the workflow; the controller's key when there is none
+    controller_api_key: str | None = None  # sent with the callbacks, never visible to user code
+    completion_callback_url: str
+    grader_callback_url: str | None = None  # without it nothing is graded
+    agent_timeout_sec: Seconds | None = None
+    grader_timeout_sec: Seconds | None = None
+    extra_fields: dict[str, Any] = Field(default_factory=dict)  # come back with the completion callback
+
+    @field_validator("rollout_id")
+    @classmethod
+    def one_path_segment(cls, value: str) -> str:
+        if not value or len(value) > 200 or value in {".", ".."} or not _is_segment(value):
+            raise ValueError(
+                "rollout_id must be one path segment: 1 to 200 letters, digits or one of . _ - : @ ~ +"
+            )
+        return value
+
+    @field_validator("chat_completions_url", "completion_callback_url", "grader_callback_url")
+    @classmethod
+    def http_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError(f"must be an http:// or https:// URL, got {value!r}")
+        return value
+
+
+def _is_segment(value: str) -> bool:
+    return all(character.isascii() and (character.isalnum() or character in "._-:@~+") for character in value)
+
+
+class RolloutInitResponse(BaseModel):
+    """The answer 202: the rollout is known, and will end in exactly one callback per phase."""
+
+    rollout_id: str
+    status: str = "accepted"
+
+
+class RolloutCompleteRequest(BaseModel):
+    """What is posted to `completion_callback_url` when the workflow has ended."""
+
+    rollout_id: str
+    status: RolloutStatus
+    extra_fields: dict[str, Any] = Field(default_factory=dict)
+    err_message: str | None = None
+    err_category: RolloutErrorCategory | None = None
+    samples: dict[str, RolloutSample] = Field(default_factory=dict)  # of a failure: as far as it got
+
+
+class GraderCompleteRequest(BaseModel):
+    """What is posted to `grader_callback_url` when the grader has ended, or could not begin."""
+
+    rollout_id: str
+    status: RolloutStatus
+    samples: dict[str, RolloutSample] = Field(default_factory=dict)
+    err_message: str | None = None
+    err_category: RolloutErrorCategory | None = None
+
+
+class CancelRequest(BaseModel):
+    """`POST /rollout/cancel`. A cancelled rollout posts no more callbacks: its controller asked for that."""
+
+    ids: list[str]
+
+
+class CancelResponse(BaseModel):
+    cancelled: list[str] = Field(default_factory=list)
+    finished: list[str] = Field(default_factory=list)
+    unknown: list[str] = Field(default_factory=list)

@@ -1,0 +1,34 @@
+"""`AgentWorkflow`: what an agent does with one prompt."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+TConfig = TypeVar("TConfig")
+
+
+@dataclass(slots=True)
+class AgentWorkflowContext(Generic[TConfig]):
+    """What a workflow is given. The label is not here: a workflow never sees it."""
+
+    prompt: list[dict[str, Any]]  # OpenAI chat messages of the row
+    config: TConfig | None = None
+    metadata: dict[str, Any] | None = None  # the row's; None when it has none
+
+
+class AgentWorkflow(ABC, Generic[TConfig]):
+    """Subclass it and implement `run`. One instance is made for each rollout.
+
+    Build agents and sessions inside `run`: there they find the active `RolloutContext`, are routed to the
+    policy, and leave their conversation as a sample.
+    """
+
+    def __init__(self, config: TConfig | None = None) -> None:
+        self.config = config
+
+    @abstractmethod
+    async def run(self, ctx: AgentWorkflowContext[TConfig]) -> Any:
+        """Run the agent once. What it returns is ignored; what it raises fails the rollout."""
+        raise NotImplementedError
