@@ -54,8 +54,8 @@ class PolicyEndpoint:
     def of(cls, context: RolloutContext) -> PolicyEndpoint:
         if not context.chat_completions_url:
             raise RuntimeError(
-                f"the context of rollout {context.rollout_id or '(no id)'} has no chat_completions_url, so there "
-                "is no policy to call (a grader has none: it must not call the policy that it grades)"
+                f"the context of rollout {context.rollout_id or '(no id)'} has no chat_completions_url, so "
+                "there is no policy to call (a grader has none: it must not call the policy that it grades)"
             )
         return cls(context.chat_completions_url.rstrip("/"), context.api_key, context.rollout_id)
 

@@ -1,0 +1,432 @@
+"""Deadlines, isolation, attribution: what user code may do to its own rollout and to no other."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+from rollout_stubs import Results, execute
+
+from osmosis_ai.errors import EntrypointError
+from osmosis_ai.rollout import (
+    AgentWorkflow,
+    AgentWorkflowConfig,
+    ConcurrencyConfig,
+    Grader,
+    GraderConfig,
+    LocalBackend,
+    RolloutSample,
+    SampleSource,
+    get_rollout_context,
+)
+
+
+class Said(SampleSource):
+    def __init__(self, text):
+        self.text = text
+
+    async def get_sample(self, name):
+        return RolloutSample(id=name, messages=[{"role": "assistant", "content": self.text}])
+
+
+def say(text: str, sample_id: str = "solver") -> None:
+    get_rollout_context().register_sample_source(sample_id, Said(text))
+
+
+def workflow(body, init=None):
+    """A workflow class around `async def body(ctx)`."""
+
+    class Made(AgentWorkflow):
+        def __init__(self, config=None):
+            super().__init__(config)
+            if init:
+                init()
+
+        async def run(self, ctx):
+            await body(ctx)
+
+    return Made
+
+
+class Exact(Grader):
+    async def grade(self, ctx):
+        for sample_id, sample in ctx.samples.items():
+            ctx.set_sample_reward(sample_id, 1.0 if sample.messages[-1]["content"] == ctx.label else 0.0)
+
+
+def grader(body):
+    class Exact(Grader):
+        async def grade(self, ctx):
+            await body(ctx)
+
+    return Exact
+
+
+async def answers(ctx):
+    say("148")
+
+
+@pytest.fixture
+async def backends():
+    made = []
+
+    def make(body=answers, init=None, **arguments):
+        arguments.setdefault("grader", Exact)
+        made.append(LocalBackend(workflow=workflow(body, init), **arguments))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        await backend.close()
+
+
+def one(results: Results):
+    assert len(results.workflow) == 1
+    assert len(results.grader) == 1
+    return results.workflow[0], results.grader[0]
+
+
+async def test_a_rollout_is_run_and_graded(backends):
+    ran, graded = one(await execute(backends()))
+    assert ran.succeeded
+    assert graded.succeeded
+    assert graded.samples["solver"].reward == 1.0
+    assert ran.samples["solver"].reward is None
+
+
+async def test_a_workflow_that_sleeps_through_its_deadline_hurts_itself_only(backends):
+    async def run(ctx):
+        say("partial")
+        if ctx.metadata["blocks"]:
+            time.sleep(1.5)  # noqa: ASYNC251
+
+    backend = backends(run)
+    started = time.perf_counter()
+
+    async def blocked():
+        result = one(await execute(backend, id="b", metadata={"blocks": True}, agent_timeout_sec=0.3))
+        return result, time.perf_counter() - started
+
+    async def other():
+        free = {"metadata": {"blocks": False}, "label": "partial"}
+        result = one(await execute(backend, agent_timeout_sec=0.3, **free))
+        return result, time.perf_counter() - started
+
+    ((ran, graded), took), *others = await asyncio.gather(blocked(), *(other() for _ in range(8)))
+    assert ran.err_category == "timeout"
+    assert ran.err_message == "Made.run exceeded its deadline of 0.3 s"
+    assert ran.samples["solver"].messages == [{"role": "assistant", "content": "partial"}]
+    assert graded.err_category == "timeout"
+    assert 0.3 <= took < 0.8
+    assert all(graded.succeeded and took < 0.25 for (_, graded), took in others)
+
+
+async def test_a_late_result_is_ignored_and_the_lane_is_used_again(backends):
+    async def run(ctx):
+        say("148")
+        time.sleep(0.2)  # noqa: ASYNC251
+
+    backend = backends(run)
+    ran, _ = one(await execute(backend, agent_timeout_sec=0.05))
+    assert ran.err_category == "timeout"
+    assert backend.health()["lanes"] == 1
+    await asyncio.sleep(0.4)
+    assert backend.health()["lanes"] == 0
+    assert one(await execute(backend))[1].succeeded
+
+
+async def test_a_workflow_that_swallows_its_cancellation_still_ends_in_time(backends):
+    async def run(ctx):
+        for _ in range(10):
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                pass
+
+    started = time.perf_counter()
+    ran, _ = one(await execute(backends(run), agent_timeout_sec=0.1))
+    assert ran.err_category == "timeout"
+    assert time.perf_counter() - started < 0.4
+
+
+async def test_a_grader_that_blocks_ends_as_a_timeout_of_the_grader(backends):
+    async def grade(ctx):
+        time.sleep(0.5)  # noqa: ASYNC251
+        ctx.set_sample_reward("solver", 1.0)
+
+    ran, graded = one(await execute(backends(grader=grader(grade)), grader_timeout_sec=0.1))
+    assert ran.succeeded
+    assert graded.err_category == "timeout"
+    assert graded.err_message == "Exact.grade exceeded its deadline of 0.1 s"
+    await asyncio.sleep(0.6)
+    assert graded.samples["solver"].reward is None
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, ValueError, GeneratorExit]
+)
+async def test_whatever_a_workflow_raises_fails_its_own_rollout_and_no_other(backends, error):
+    async def run(ctx):
+        say("148")
+        if ctx.metadata:
+            raise error("boom")
+
+    backend = backends(run)
+    ran, graded = one(await execute(backend, metadata={"fail": 1}))
+    assert ran.err_category == "agent_error"
+    assert ran.err_message.startswith("Made.run raised ")
+    assert f"{error.__name__}: boom\n" in ran.err_message
+    assert 'raise error("boom")' in ran.err_message
+    assert ran.samples["solver"].messages[0]["content"] == "148"
+    assert graded.err_message.startswith("not graded, the workflow failed: Made.run raised")
+    assert one(await execute(backend))[1].succeeded
+
+
+async def test_a_task_that_raises_system_exit_does_not_end_the_lane(backends):
+    async def run(ctx):
+        async def leave():
+            raise SystemExit(3)
+
+        task = asyncio.create_task(leave())
+        await asyncio.sleep(0.01)
+        assert isinstance(task.exception(), SystemExit)
+        say("148")
+
+    backend = backends(run)
+    assert one(await execute(backend))[1].succeeded
+    assert one(await execute(backend))[1].succeeded
+
+
+async def test_an_error_in_the_constructor_is_the_workflows(backends):
+    def init():
+        raise RuntimeError("no index file")
+
+    ran, graded = one(await execute(backends(init=init)))
+    assert ran.err_message.startswith("Made.__init__ raised RuntimeError: no index file")
+    assert graded.err_category == "agent_error"
+
+
+async def test_a_grader_that_raises_fails_its_own_rollout_and_no_other(backends):
+    async def grade(ctx):
+        if ctx.metadata:
+            raise SystemExit("no judge")
+        ctx.set_reward(1.0)
+
+    backend = backends(grader=grader(grade))
+    bad, good = await asyncio.gather(execute(backend, id="1", metadata={"x": 1}), execute(backend, id="2"))
+    assert one(bad)[1].err_message.startswith("Exact.grade raised SystemExit: no judge")
+    assert one(good)[1].samples["solver"].reward == 1.0
+
+
+async def test_a_sample_without_a_reward_fails_the_grading_and_is_named(backends):
+    async def run(ctx):
+        say("148")
+        say("149", "critic")
+
+    async def grade(ctx):
+        ctx.set_sample_reward("critic", 1.0)
+
+    _, graded = one(await execute(backends(run, grader=grader(grade))))
+    assert graded.err_category == "validation_error"
+    assert graded.err_message == (
+        "Exact.grade gave no reward to sample 'solver' of rollout 17; "
+        "call ctx.set_sample_reward(...) or raise to fail the rollout."
+    )
+
+
+async def test_a_removed_sample_needs_no_reward(backends):
+    async def run(ctx):
+        say("148")
+        say("149", "critic")
+
+    async def grade(ctx):
+        ctx.samples["critic"].remove_sample = True
+        ctx.set_sample_reward("solver", 1.0)
+
+    _, graded = one(await execute(backends(run, grader=grader(grade))))
+    assert graded.succeeded
+    assert graded.samples["critic"].remove_sample
+
+
+async def test_nan_written_past_the_check_is_found(backends):
+    async def grade(ctx):
+        ctx.samples["solver"].reward = float("nan")
+
+    _, graded = one(await execute(backends(grader=grader(grade))))
+    assert "sample 'solver' of rollout 17 must be a finite number, got nan" in graded.err_message
+
+
+async def test_a_rollout_without_a_sample_is_no_success(backends):
+    async def run(ctx):
+        pass
+
+    ran, graded = one(await execute(backends(run)))
+    assert ran.succeeded
+    assert "rollout 17 produced no sample" in graded.err_message
+
+
+async def test_without_a_grader_a_rollout_is_ungraded_and_says_so(backends):
+    ran, graded = one(await execute(backends(grader=None)))
+    assert ran.succeeded
+    assert graded.err_message == "rollout 17 is ungraded: this server has no grader"
+    assert graded.samples["solver"].messages[0]["content"] == "148"
+
+
+async def test_a_grader_has_a_context_but_no_policy_and_no_key(backends):
+    seen = []
+
+    async def grade(ctx):
+        seen.append(get_rollout_context())
+        ctx.set_reward(1.0)
+
+    await execute(backends(grader=grader(grade)), chat_completions_url="http://127.0.0.1:1/v1")
+    assert (seen[0].rollout_id, seen[0].chat_completions_url, seen[0].api_key) == ("17", "", None)
+
+
+async def test_the_label_is_nowhere_in_what_the_workflow_sees(backends):
+    seen = []
+
+    async def run(ctx):
+        seen.append(repr((ctx, get_rollout_context().__dict__)))
+        say("148")
+
+    await execute(backends(run), label="the-label")
+    assert "the-label" not in seen[0]
+
+
+async def test_each_rollout_has_its_own_copy_of_the_config_and_its_own_context(backends):
+    async def run(ctx):
+        ctx.config.seen.append(get_rollout_context().rollout_id)
+        await asyncio.sleep(0.01)
+        say(",".join(ctx.config.seen))
+
+    backend = backends(run, workflow_config=AgentWorkflowConfig(name="w", seen=[]))
+    runs = await asyncio.gather(*(execute(backend, id=str(n), label=str(n)) for n in range(20)))
+    assert [one(results)[1].samples["solver"].reward for results in runs] == [1.0] * 20
+
+
+async def test_what_a_workflow_does_to_the_metadata_does_not_reach_the_grader(backends):
+    async def run(ctx):
+        ctx.metadata["steps"] = 0
+        say("148")
+
+    async def grade(ctx):
+        ctx.set_reward(ctx.metadata["steps"])
+
+    _, graded = one(await execute(backends(run, grader=grader(grade)), metadata={"steps": 2}))
+    assert graded.samples["solver"].reward == 2.0
+
+
+async def test_tasks_that_a_rollout_leaves_behind_are_ended(backends):
+    ended = threading.Event()
+
+    async def run(ctx):
+        async def forever():
+            try:
+                await asyncio.sleep(100)
+            finally:
+                ended.set()
+
+        ctx.config.task = asyncio.create_task(forever())
+        await asyncio.sleep(0)
+        say("148")
+
+    await execute(backends(run, workflow_config=AgentWorkflowConfig(name="w")))
+    assert await asyncio.to_thread(ended.wait, 2)
+
+
+async def test_the_limit_of_concurrency_holds_and_queueing_does_not_eat_the_deadline(backends):
+    running, most = [], []
+
+    async def run(ctx):
+        running.append(1)
+        most.append(len(running))
+        await asyncio.sleep(0.1)
+        running.pop()
+        say("148")
+
+    config = AgentWorkflowConfig(name="w", concurrency=ConcurrencyConfig(max_concurrent=2))
+    backend = backends(run, workflow_config=config)
+    tasks = [asyncio.create_task(execute(backend, agent_timeout_sec=0.18)) for _ in range(6)]
+    await asyncio.sleep(0.03)
+    assert backend.health()["concurrency"] == {"max_concurrent": 2, "queued": 4, "running": 2}
+    assert all(one(results)[1].succeeded for results in await asyncio.gather(*tasks))
+    assert max(most) == 2
+    assert backend.max_concurrency == 2
+
+
+async def test_without_a_limit_many_rollouts_wait_at_once(backends):
+    async def run(ctx):
+        await asyncio.sleep(0.2)
+        say("148")
+
+    backend = backends(run)
+    started = time.perf_counter()
+    runs = await asyncio.gather(*(execute(backend, id=str(n)) for n in range(200)))
+    assert all(one(results)[1].succeeded for results in runs)
+    assert time.perf_counter() - started < 2.0
+    assert backend.max_concurrency == 0
+
+
+async def test_a_cancelled_rollout_stops_the_users_code(backends):
+    stopped = threading.Event()
+
+    async def run(ctx):
+        try:
+            await asyncio.sleep(100)
+        finally:
+            stopped.set()
+
+    task = asyncio.create_task(execute(backends(run)))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(stopped.wait, 2)
+
+
+def test_a_backend_takes_names_of_objects():
+    backend = LocalBackend(
+        workflow=f"{__name__}:NamedWorkflow", workflow_config=f"{__name__}:NAMED", grader=f"{__name__}:Exact"
+    )
+    assert (backend.workflow_name, backend.grader_name) == ("NamedWorkflow", "Exact")
+
+
+class NamedWorkflow(AgentWorkflow):
+    async def run(self, ctx):
+        say("148")
+
+
+NAMED = AgentWorkflowConfig(name="named")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workflow": "nothing"}, "write it as 'module:attr'"),
+        ({"workflow": "no.such.module:X"}, "No module named"),
+        ({"workflow": f"{__name__}:Nothing"}, "Nothing"),
+        ({"workflow": Exact}, "workflow must be a subclass of AgentWorkflow"),
+        ({"workflow": AgentWorkflow}, "AgentWorkflow is abstract: implement run"),
+        ({"workflow": NamedWorkflow, "grader_config": NAMED}, "must be an instance of GraderConfig"),
+        (
+            {"workflow": NamedWorkflow, "grader_config": GraderConfig(name="g", lock=threading.Lock())},
+            "GraderConfig cannot be copied",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_backend_is_said_when_it_is_made(arguments, message):
+    with pytest.raises(EntrypointError, match=message):
+        LocalBackend(**arguments)
+
+
+async def test_lanes_are_not_kept_beyond_the_pool(backends):
+    async def run(ctx):
+        await asyncio.sleep(0.1)
+        say("148")
+
+    backend = backends(run)
+    await asyncio.gather(*(execute(backend, id=str(n)) for n in range(150)))
+    await asyncio.sleep(0.3)
+    lanes = [t for t in threading.enumerate() if t.name == "osmosis-lane"]
+    assert len(lanes) <= 64 + 2
