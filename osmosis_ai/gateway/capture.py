@@ -1,0 +1,232 @@
+"""One rollout while it runs: its trees, its turns in order, and what became of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from osmosis_ai.gateway.call import Answer, ModelCall, Refusal, Reply, SamplingDefaults
+from osmosis_ai.gateway.tree import ConversationTree
+from osmosis_ai.store.base import Store
+from osmosis_ai.types import Message, Turn
+
+_WORDS = {  # refusal code -> what the call did, for a person
+    "invalid_api_key": "came with a wrong key",
+    "missing_api_key": "came without a key",
+    "wrong_rollout": "named another rollout than its key's",
+    "rollout_ended": "came after the rollout had ended",
+    "turn_limit_reached": "came after the last turn that the rollout may take",
+    "token_budget_spent": "came after the rollout's token budget was spent",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailure:
+    """A call that the engine, the provider or the store could not serve."""
+
+    kind: str  # "engine", "provider" or "store"
+    message: str
+
+
+@dataclass(slots=True)
+class CallCounts:
+    """What became of the calls of one rollout."""
+
+    answered: int = 0
+    refused: dict[str, int] = field(default_factory=dict)  # error code -> calls
+    latest_refusals: dict[str, str] = field(default_factory=dict)  # error code -> message
+    failed: int = 0  # the engine, the provider or the store could not
+    abandoned: int = 0  # the client went away first, or the rollout ended
+    failures: dict[str, CallFailure] = field(default_factory=dict)  # sample id -> latest, until one succeeds
+
+    @property
+    def failure(self) -> CallFailure | None:
+        """The latest failure that no later answer of the same sample made good."""
+        return next(reversed(self.failures.values()), None)
+
+    def explain(self) -> list[str]:
+        """For messages: ["1 call came with a wrong key", "2 calls failed: ..."]."""
+        parts = []
+        for code, count in self.refused.items():
+            words = _WORDS.get(code) or f"got the answer: {self.latest_refusals[code]}"
+            parts.append(f"{_calls(count)} {words}")
+        if self.failed:
+            failure = self.failure
+            parts.append(f"{_calls(self.failed)} failed" + (f": {failure.message}" if failure else ""))
+        if self.abandoned:
+            parts.append(f"{_calls(self.abandoned)} {'was' if self.abandoned == 1 else 'were'} given up")
+        return parts
+
+
+def _calls(count: int) -> str:
+    return "1 call" if count == 1 else f"{count} calls"
+
+
+class OpenRollout:
+    """A rollout from `admit` to `seal`.
+
+    Turns get their ordinals in the order in which their calls are answered, under a lock; a turn is in the
+    store before the reply to its call is complete. Calls of one sample may run at once: each is placed when
+    it comes, so two with the same history become two branches.
+    """
+
+    def __init__(
+        self,
+        rollout_id: str,
+        store: Store,
+        *,
+        seed: int,
+        defaults: SamplingDefaults,
+        max_turns: int | None = None,
+        token_budget: int | None = None,
+    ) -> None:
+        self.rollout_id = rollout_id
+        self.defaults = defaults
+        self.sealed = False
+        self.counts = CallCounts()
+        self.turns: list[Turn] = []
+        self._store = store
+        self._seed = seed
+        self._max_turns = max_turns
+        self._token_budget = token_budget
+        self._spent_tokens = 0
+        self._trees: dict[str, ConversationTree] = {}
+        self._calls_of_sample: dict[str, int] = {}
+        self._num_calls = 0
+        self._running: set[asyncio.Task[Any]] = set()
+        self._writing: set[asyncio.Task[Turn]] = set()
+        self._recording = asyncio.Lock()
+
+    def tree(self, sample_id: str, new: ConversationTree) -> ConversationTree:
+        """The tree of the sample; `new` becomes it at its first call."""
+        return self._trees.setdefault(sample_id, new)
+
+    def next_seed(self, sample_id: str) -> int:
+        """The seed of the sample's next call: the same in every run of the same rollout seed."""
+        position = self._calls_of_sample.get(sample_id, 0)
+        self._calls_of_sample[sample_id] = position + 1
+        return derive_seed(self._seed, sample_id, position)
+
+    def next_call_id(self) -> str:
+        self._num_calls += 1
+        return f"chatcmpl-{self.rollout_id}-{self._num_calls}"
+
+    def check_limits(self) -> None:
+        """Raise Refusal when the rollout may make no further call."""
+        if self.sealed:
+            raise self.has_ended()
+        if self._max_turns is not None and len(self.turns) + len(self._running) >= self._max_turns:
+            raise Refusal(
+                403,
+                f"the rollout may take {self._max_turns} turns and has used them",
+                code="turn_limit_reached",
+            )
+        if self._token_budget is not None and self._spent_tokens >= self._token_budget:
+            raise Refusal(
+                403,
+                f"the rollout has spent {self._spent_tokens} of {self._token_budget} tokens",
+                code="token_budget_spent",
+            )
+
+    def has_ended(self) -> Refusal:
+        return Refusal(
+            409, f"rollout {self.rollout_id} has ended: nothing is added to it", code="rollout_ended"
+        )
+
+    def run(self, task: asyncio.Task[Any]) -> None:
+        """Tie a task to the rollout: `seal` cancels it and waits for it."""
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def refused(self, refusal: Refusal) -> Refusal:
+        """Count a refusal, and hand it back."""
+        self.counts.refused[refusal.code] = self.counts.refused.get(refusal.code, 0) + 1
+        self.counts.latest_refusals[refusal.code] = str(refusal)
+        return refusal
+
+    def failed(self, sample_id: str, kind: str, message: str) -> None:
+        self.counts.failed += 1
+        self.counts.failures.pop(sample_id, None)
+        self.counts.failures[sample_id] = CallFailure(kind, message)
+
+    async def record(self, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float) -> Reply:
+        """Give the answer its place, durably. Not interrupted half-way when the call is cancelled."""
+        writing = asyncio.create_task(self._record(sample_id, call, answer, latency_ms))
+        self._writing.add(writing)
+        writing.add_done_callback(self._written)
+        return Reply(await asyncio.shield(writing), answer.token_logprobs)
+
+    def _written(self, writing: asyncio.Task[Turn]) -> None:
+        self._writing.discard(writing)
+        if not writing.cancelled():
+            writing.exception()  # seen: when the call was cancelled meanwhile, there is nobody left to tell
+
+    async def _record(self, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float) -> Turn:
+        async with self._recording:
+            turn = self._turn(len(self.turns), sample_id, call, answer, latency_ms)
+            await self._store.append_turn(turn)
+            self.turns.append(turn)
+            self._trees[sample_id].add(turn, answer.placement)
+        self._spent_tokens += turn.prompt_tokens + turn.completion_tokens
+        self.counts.answered += 1
+        self.counts.failures.pop(sample_id, None)
+        return turn
+
+    def _turn(self, ordinal: int, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float) -> Turn:
+        return Turn(
+            rollout_id=self.rollout_id,
+            sample_id=sample_id,
+            ordinal=ordinal,
+            parent=answer.placement.parent,
+            branch_reason=answer.placement.branch_reason,
+            messages=answer.placement.messages,
+            tools=call.tools,
+            response=self._with_call_ids(answer.message, sample_id, ordinal),
+            finish_reason=answer.finish_reason,
+            prompt_ids=answer.placement.prompt_ids,
+            completion_ids=answer.completion_ids,
+            logprobs=answer.logprobs,
+            policy_version=answer.policy_version,
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+            sampling=answer.sampling,
+            model=answer.model,
+            malformed_tool_calls=answer.malformed_tool_calls,
+            latency_ms=latency_ms,
+        )
+
+    def _with_call_ids(self, message: Message, sample_id: str, ordinal: int) -> Message:
+        """Tool calls without an id get one: unique in the rollout, the same in every run of its seed."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        named = []
+        for position, call in enumerate(calls):
+            origin = f"{self._seed}/{sample_id}/{ordinal}/{position}".encode()
+            suffix = blake2b(origin, digest_size=4).hexdigest()
+            own_id = call.get("id") or f"call_{ordinal}_{position}_{suffix}"
+            named.append({"id": own_id, "type": "function", "function": call["function"]})
+        return {**message, "tool_calls": named}
+
+    async def seal(self) -> list[Turn]:
+        """End the rollout: cancel its calls, wait for what is being recorded; all turns."""
+        self.sealed = True
+        for task in self._running:
+            task.cancel()
+        await _all_done(self._running)
+        await _all_done(self._writing)  # not cancelled: a turn is recorded whole or not at all
+        self._trees.clear()
+        return list(self.turns)
+
+
+async def _all_done(tasks: set[asyncio.Task[Any]] | set[asyncio.Task[Turn]]) -> None:
+    if tasks:
+        await asyncio.wait(set(tasks))
+
+
+def derive_seed(rollout_seed: int, sample_id: str, position: int) -> int:
+    """Seed in [0, 2**31) of call number `position` of a sample; neighbours have nothing in common."""
+    digest = blake2b(f"{rollout_seed}/{position}/{sample_id}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1

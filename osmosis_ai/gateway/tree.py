@@ -1,0 +1,193 @@
+"""The tree of turns of one sample: which tokens a call's prompt consists of.
+
+The tokens that were sampled are the tokens that are trained, so text that was sampled is never tokenised
+again. A call brings messages. The tree finds the longest recorded turn whose messages and answer they begin
+with, keeps that turn's tokens as they are, and tokenises only what came after:
+
+    turn 0   messages [user "2 times 3?"]
+             prompt   "<start>user\\n2 times 3?<end>\\n<start>assistant\\n"
+             ids      [1, 10, 11, 12, 2, 13, 1, 14]
+             sampled  "<call>mul 2 3<end>", ids [20, 21, 22, 2]
+
+    call     messages [user "2 times 3?", assistant <call>, tool "6"]
+             closed   = template([user, assistant])       = "...<start>assistant\\n<call>mul 2 3<end>\\n"
+             whole    = template([user, assistant, tool]) = closed + "<start>tool\\n6<end>\\n<start>assist..."
+             new text = what `closed` has behind its last <end> ("\\n") + what `whole` has behind `closed`
+             new ids  = [13, 1, 15, 16, 2, 13, 1, 14]
+
+    turn 1   parent 0
+             ids      [1, 10, 11, 12, 2, 13, 1, 14] + [20, 21, 22, 2] + [13, 1, 15, 16, 2, 13, 1, 14]
+
+It does not matter how the template would have written the answer: the sampled ids 20, 21, 22 stay. What
+matters is that the template only ever appends, and that is the proof: `whole` must begin with `closed`, and
+`closed` must end with an end token (and white space). An answer that was cut short (finish_reason "length")
+has no end token; the template's is put behind it as context that nobody sampled. If there is no proof, the
+call is rendered from scratch: it has no parent, and `branch_reason` says why.
+
+Prompts of a conversation that only grows cost one rendering of its text and the tokenising of the new part;
+finding the parent costs one hash per message, whatever the number of turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import orjson
+
+from osmosis_ai.gateway.messages import extend_chain, fingerprint, fingerprints_of_response
+from osmosis_ai.types import Message, ToolSchema, Turn
+
+BranchReason = Literal[
+    "tools_changed",  # the messages continue an earlier turn, but the tools are others
+    "template_not_append_only",  # they continue one, but the template rewrites what came before
+    "resampled",  # the very messages of an earlier first turn: a retry, or several candidates
+    "new_conversation",  # no message of it was seen before in this sample: a second agent under the same id
+    "compaction",  # fewer messages than before: the agent summarised or dropped some
+    "edited_history",  # an earlier message, or an answer of the policy, is not what it was
+]
+
+
+class TemplateRefusedError(ValueError):
+    """The chat template does not take these messages; the text is the template's own."""
+
+
+class Renderer(Protocol):
+    """Messages to text to tokens and back, by the policy's own template and tokenizer."""
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, reply: bool) -> str:
+        """The conversation as text; `reply` ends it with the header of the next assistant message.
+
+        Raises TemplateRefusedError.
+        """
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text that begins a prompt."""
+        ...
+
+    def encode_after(self, end_id: int, text: str) -> list[int]:
+        """Tokens of a text that stands right behind the token `end_id`, that token not included."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special tokens included."""
+        ...
+
+    def special_id(self, text: str) -> int | None:
+        """The token that is exactly `text`, if it is a special one."""
+        ...
+
+    def end_of(self, closed: str) -> tuple[int, str] | None:
+        """The end token that closes the last message of a rendered text, and the white space behind it.
+
+        "...<|im_end|>\\n" -> (id of <|im_end|>, "\\n"); None when the text does not end so.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a call stands in the tree of its sample.
+
+    `branch_reason` without a parent: why the prompt starts afresh. With a parent: why it does not continue
+    the latest turn that it looks like, but an earlier one, with later answers as mere context.
+    """
+
+    messages: list[Message]  # of the call; the part that continues the parent is the parent's own spelling
+    prompt_ids: list[int]  # [P]; empty when a provider answers
+    parent: int | None
+    branch_reason: BranchReason | None
+    prints: list[bytes]  # fingerprint of each message as the agent sent it
+    chain: bytes  # fingerprint of all of them
+
+
+class ConversationTree:
+    """All turns of one sample. Without a renderer (a provider answers) there are no tokens, and no proof."""
+
+    def __init__(self, renderer: Renderer | None) -> None:
+        self._renderer = renderer
+        self._answered: dict[
+            bytes, list[Turn]
+        ] = {}  # fingerprint of messages + answer -> turns, oldest first
+        self._asked: set[bytes] = set()  # fingerprints of the messages of each turn
+        self._seen: set[bytes] = set()  # fingerprints of all messages
+        self._longest = 0  # messages of the longest turn, its answer included
+
+    def place(self, messages: list[Message], tools: list[ToolSchema]) -> Placement:
+        """The prompt of a call with these canonical messages. Raises TemplateRefusedError."""
+        prints = [fingerprint(message) for message in messages]
+        chains = [b""]
+        for message_print in prints:
+            chains.append(extend_chain(chains[-1], message_print))
+        tools_key = _tools_key(tools)
+        parent, length, tools_changed = self._longest_turn(chains, tools_key)
+        if parent is None:
+            reason = "tools_changed" if tools_changed else self._why_no_parent(prints, chains[-1])
+            return Placement(messages, self._from_scratch(messages, tools), None, reason, prints, chains[-1])
+        tail = messages[length:]
+        continued = [*parent.messages, parent.response, *tail]
+        prompt_ids = self._extend(parent, continued, tools)
+        if prompt_ids is None:
+            ids = self._from_scratch(messages, tools)
+            return Placement(messages, ids, None, "template_not_append_only", prints, chains[-1])
+        left_behind: BranchReason | None = None
+        if any(message["role"] == "assistant" for message in tail):
+            left_behind = "tools_changed" if tools_changed else "edited_history"
+        return Placement(continued, prompt_ids, parent.ordinal, left_behind, prints, chains[-1])
+
+    def add(self, turn: Turn, placement: Placement) -> None:
+        """Take a recorded turn into the tree; later calls may continue it."""
+        for response_print in fingerprints_of_response(turn.response):
+            self._answered.setdefault(extend_chain(placement.chain, response_print), []).append(turn)
+            self._seen.add(response_print)
+        self._seen.update(placement.prints)
+        self._asked.add(placement.chain)
+        self._longest = max(self._longest, len(turn.messages) + 1)
+
+    def _longest_turn(self, chains: list[bytes], tools_key: bytes) -> tuple[Turn | None, int, bool]:
+        """The longest turn that the call begins with, how long, and whether tools ruled out a longer one."""
+        tools_changed = False
+        for length in range(len(chains) - 1, 0, -1):
+            turns = self._answered.get(chains[length], ())
+            for turn in reversed(turns):
+                if _tools_key(turn.tools) == tools_key:
+                    return turn, length, tools_changed
+            tools_changed = tools_changed or bool(turns)
+        return None, 0, tools_changed
+
+    def _why_no_parent(self, prints: list[bytes], chain: bytes) -> BranchReason | None:
+        if not self._asked:
+            return None
+        if chain in self._asked:
+            return "resampled"
+        if not any(message_print in self._seen for message_print in prints):
+            return "new_conversation"
+        return "compaction" if len(prints) < self._longest else "edited_history"
+
+    def _from_scratch(self, messages: list[Message], tools: list[ToolSchema]) -> list[int]:
+        if self._renderer is None:
+            return []
+        return self._renderer.encode(self._renderer.render(messages, tools, reply=True))
+
+    def _extend(self, parent: Turn, continued: list[Message], tools: list[ToolSchema]) -> list[int] | None:
+        """The parent's tokens and those of everything behind its answer; None without a proof."""
+        if self._renderer is None:
+            return []
+        whole = self._renderer.render(continued, tools, reply=True)
+        try:
+            closed = self._renderer.render(continued[: len(parent.messages) + 1], tools, reply=False)
+        except TemplateRefusedError:
+            return None
+        end = self._renderer.end_of(closed)
+        if end is None or not whole.startswith(closed):
+            return None
+        end_id, behind_end = end
+        new_ids = self._renderer.encode_after(end_id, behind_end + whole[len(closed) :])
+        cut_short = parent.completion_ids[-1:] != [end_id]
+        return parent.prompt_ids + parent.completion_ids + [end_id] * cut_short + new_ids
+
+
+def _tools_key(tools: list[ToolSchema]) -> bytes:
+    return orjson.dumps(tools, option=orjson.OPT_SORT_KEYS) if tools else b""

@@ -1,0 +1,218 @@
+"""Any endpoint that speaks OpenAI's chat completions, over one pool of kept-alive connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any
+
+import aiohttp
+import orjson
+
+from osmosis_ai.errors import ProviderError, UsageError
+from osmosis_ai.providers.base import ProviderAnswer, ProviderRequest
+
+PASSED_ON = frozenset({400, 413, 422})  # the agent's own fault: it gets the endpoint's own status
+RETRYABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
+SHOWN_CHARS = 300  # of a body, in an error message
+MAX_PAUSE_SECONDS = 30.0  # before a retry; an endpoint that asks for more (Retry-After) is given up on
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """What came back over HTTP."""
+
+    status: int
+    content_type: str
+    retry_after: str | None
+    body: bytes
+
+
+class OpenAICompatibleProvider:
+    """POSTs to `{base_url}/chat/completions`; every parameter of the agent's request is passed on.
+
+    Tried again, `retries` times: 408, 409, 425, 429, 5xx and broken or refused connections, after 0.5, 1,
+    2, ... seconds (each times 0.5 to 1) or after what `Retry-After` asks for. Not tried again: other statuses and answers that make no sense (HTML, no choices). An answer without `usage` is an error
+    too: an unknown count is not 0, and counts are not estimated.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key_env: str = "",
+        timeout_seconds: float = 300.0,
+        connect_seconds: float = 10.0,
+        retries: int = 3,
+        first_pause_seconds: float = 0.5,
+    ) -> None:
+        """`api_key_env` names the environment variable with the key; "" sends none. Raises UsageError."""
+        if not base_url.startswith(("http://", "https://")):
+            raise UsageError(f"llm.base_url must be a URL like https://api.example.com/v1, got {base_url!r}")
+        self._url = base_url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
+        self._model = model
+        self._headers = {"content-type": "application/json", "accept": "application/json"}
+        if api_key_env:
+            self._headers["authorization"] = f"Bearer {_key(api_key_env)}"
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=connect_seconds)
+        self._attempts = retries + 1
+        self._first_pause_seconds = first_pause_seconds
+        self._session: aiohttp.ClientSession | None = None
+
+    async def complete(self, request: ProviderRequest) -> ProviderAnswer:
+        body: dict[str, Any] = {**request.params, "model": self._model, "messages": list(request.messages)}
+        if request.tools:
+            body["tools"] = list(request.tools)
+        payload = orjson.dumps(body)
+        for attempt in range(1, self._attempts + 1):
+            retry_after: str | None = None
+            try:
+                reply = await self._post(payload)
+                retry_after = reply.retry_after
+                return self._read(reply)
+            except ProviderError as error:
+                pause = self._pause(attempt, retry_after)
+                if not error.retryable or pause is None:
+                    raise self._final(error, attempt) from error
+            await asyncio.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _post(self, payload: bytes) -> _Reply:
+        if self._session is None or self._session.closed:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
+        try:
+            async with self._session.post(self._url, data=payload, headers=self._headers) as response:
+                return _Reply(
+                    status=response.status,
+                    content_type=response.content_type,
+                    retry_after=response.headers.get("Retry-After"),
+                    body=await response.read(),
+                )
+        except TimeoutError as error:
+            raise ProviderError(
+                f"{self._url} did not answer: no connection within {self._timeout.sock_connect:g} s, "
+                f"or no whole answer within {self._timeout.total:g} s",
+                status=504,
+            ) from error
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
+            raise ProviderError(f"{self._url} ended its answer early ({_text(error)})", status=502) from error
+        except aiohttp.InvalidURL as error:
+            raise ProviderError(f"{self._url!r} is not a URL", retryable=False) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ProviderError(f"{self._url} cannot be reached ({_text(error)})", status=503) from error
+
+    def _read(self, reply: _Reply) -> ProviderAnswer:
+        if reply.status != 200:
+            raise self._refused(reply)
+        answer = self._json(reply)
+        if answer.get("error"):
+            raise self._nonsense(reply, "with status 200 and an error inside")
+        try:
+            choice = answer["choices"][0]
+            message = dict(choice["message"])
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise self._nonsense(reply, "without choices[0].message") from None
+        prompt_tokens, completion_tokens = self._usage(answer, reply)
+        return ProviderAnswer(
+            message=message,
+            finish_reason=str(choice.get("finish_reason") or "stop"),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            model=str(answer.get("model") or self._model),
+        )
+
+    def _json(self, reply: _Reply) -> dict[str, Any]:
+        try:
+            answer = orjson.loads(reply.body)
+        except orjson.JSONDecodeError:
+            raise self._nonsense(
+                reply, f"with {reply.content_type}, not JSON. Is base_url right? It usually ends in /v1"
+            ) from None
+        if not isinstance(answer, dict):
+            raise self._nonsense(reply, "with JSON that is no object")
+        return answer
+
+    def _usage(self, answer: dict[str, Any], reply: _Reply) -> tuple[int, int]:
+        usage = answer.get("usage") or {}
+        counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+        if not all(isinstance(count, int) for count in counts):
+            raise self._nonsense(
+                reply,
+                "without usage, so its tokens are unknown, and Osmosis does not estimate them. "
+                "Turn usage reporting on at the endpoint",
+            )
+        return int(counts[0]), int(counts[1])  # type: ignore[arg-type]
+
+    def _refused(self, reply: _Reply) -> ProviderError:
+        hint = {
+            401: "; check the API key",
+            403: "; check the API key and what it may use",
+            404: f"; check base_url and the model name {self._model!r}",
+        }.get(reply.status, "")
+        status = reply.status if reply.status in PASSED_ON or reply.status == 429 else 502
+        return ProviderError(
+            f"{self._url} answered {reply.status}: {_shown(reply.body)}{hint}",
+            status=status,
+            retryable=reply.status in RETRYABLE or reply.status >= 500,
+        )
+
+    def _nonsense(self, reply: _Reply, what: str) -> ProviderError:
+        return ProviderError(f"{self._url} answered {what}. It sent: {_shown(reply.body)}", retryable=False)
+
+    def _pause(self, attempt: int, retry_after: str | None) -> float | None:
+        """Seconds before the next attempt, or None when there is none."""
+        if attempt >= self._attempts:
+            return None
+        asked = _retry_after_seconds(retry_after)
+        if asked is not None and asked > MAX_PAUSE_SECONDS:
+            return None
+        pause = min(self._first_pause_seconds * 2.0 ** (attempt - 1), MAX_PAUSE_SECONDS)
+        return max(asked or 0.0, pause * random.uniform(0.5, 1.0))
+
+    def _final(self, error: ProviderError, attempts: int) -> ProviderError:
+        if attempts == 1:
+            return error
+        return ProviderError(
+            f"{error} (tried {attempts} times)", status=error.status, retryable=error.retryable
+        )
+
+
+def _key(variable: str) -> str:
+    key = os.environ.get(variable, "")
+    if not key:
+        raise UsageError(f"llm.api_key_env names {variable}, which is not set. Set it: export {variable}=...")
+    return key
+
+
+def _retry_after_seconds(value: str | None) -> float | None:
+    """`Retry-After` as seconds from now: a number, or a date."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
+    except ValueError:
+        return None
+
+
+def _shown(body: bytes) -> str:
+    text = " ".join(body[: 4 * SHOWN_CHARS].decode("utf-8", "replace").split())
+    return (text[:SHOWN_CHARS] + " ..." if len(text) > SHOWN_CHARS else text) or "an empty body"
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
