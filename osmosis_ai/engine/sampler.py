@@ -12,6 +12,7 @@ import atexit
 import itertools
 import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -211,7 +212,11 @@ class Sampler:
         if not self._closed:
             self._closed = True
             atexit.unregister(self.close)
-            self._manager.stop(block=True, timeout=10, hard_stop=True)
+            status = self._manager.background_thread_status
+            status.request_stop(status.HARD_STOP, global_rank=0)
+            self._manager.cancel_request("")  # wakes the thread, which looks up ten times a second by itself
+            self._manager.join(time.perf_counter(), timeout=10)
+            self._manager.batch_processor = None
 
     def _watch(self, started: threading.Event) -> None:
         """Start the manager's thread and fail whoever still waits when it ends, whatever the cause."""

@@ -42,7 +42,7 @@ from osmosis_ai.engine.base import (
 from osmosis_ai.engine.checks import check_request
 from osmosis_ai.engine.gate import Gate
 from osmosis_ai.engine.sampler import PAGE_TOKENS, Sampler
-from osmosis_ai.engine.trainer import Trainer
+from osmosis_ai.engine.trainer import Trainer, no_progress_bars
 from osmosis_ai.errors import EngineError, UsageError
 from osmosis_ai.types import PolicyVersion, TrainingSample
 
@@ -262,14 +262,15 @@ def _load_model(path: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype=torch.float32,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-        )
+        with no_progress_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                path,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
         raise UsageError(f"{path} cannot be opened as a policy: {type(error).__name__}: {error}") from error
     wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])

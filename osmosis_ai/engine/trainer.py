@@ -181,7 +181,8 @@ class Trainer:
             self._write(folder, source, state)
 
     def _write(self, folder: Path, source: Path, state: Mapping[str, Any] | None) -> None:
-        self.model.save_pretrained(folder, state_dict=self._merged_weights())
+        with no_progress_bars():
+            self.model.save_pretrained(folder, state_dict=self._merged_weights())
         copy_policy_files(source, folder)
         if state is None:
             return
@@ -259,14 +260,16 @@ class Trainer:
         """The weights as an ordinary model has them, in fp32: base + adapter, the module left as it is."""
         layers = dict(self.model.named_modules())
         merged: dict[str, torch.Tensor] = {}
+        written: set[int] = set()  # a head that is tied to the embedding is written once
         for name, tensor in self.model.state_dict().items():
-            if ".lora_" in name:
+            if ".lora_" in name or tensor.data_ptr() in written:
                 continue
+            written.add(tensor.data_ptr())
             module_name, _, kind = name.rpartition(".base_layer.")
             if module_name:
+                name = f"{module_name}.{kind}"
                 if kind == "weight":
                     tensor = tensor + layers[module_name].get_delta_weight("default")
-                name = f"{module_name}.{kind}"
             merged[name] = tensor.detach().float().contiguous() if tensor.is_floating_point() else tensor
         return merged
 
@@ -278,6 +281,20 @@ class Trainer:
             if not parameter.requires_grad and self.optimizer is not None:
                 digest.update(parameter.detach().flatten()[:64].double().cpu().numpy().tobytes())
         return digest.hexdigest()
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Loading and saving by transformers draws on the terminal, which belongs to whoever runs the engine."""
+    from transformers.utils import logging
+
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()
 
 
 @contextmanager
