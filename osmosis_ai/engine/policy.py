@@ -1,7 +1,7 @@
 """A starting policy from nothing: an ordinary Hugging Face folder with random weights.
 
 It holds a small Qwen3-style model, a byte-level tokenizer trained on the texts of the task, and an
-append-only chat template with tool calls. Everything loads offline through AutoTokenizer and AutoModelForCausalLM.
+append-only chat template with tool calls. Everything loads offline through the Auto classes.
 """
 
 from __future__ import annotations
