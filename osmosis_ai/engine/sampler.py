@@ -123,6 +123,7 @@ class Sampler:
         self._requests: dict[str, _Request] = {}
         self._numbers = itertools.count()
         self._closed = False
+        self._last_error: str | None = None  # known before the manager records why its thread ended
         self._manager = _new_manager(model, max_requests, cache_tokens, share_blocks)
         self._processor = _take_over(self._manager, self._choose)
         started = threading.Event()
@@ -155,7 +156,7 @@ class Sampler:
     def _submit(self, name: str, prompt_ids: list[int], request: _Request) -> None:
         manager = self._manager
         manager.register_result_handler(
-            name, lambda output: request.end(output.error) if output.is_finished() else None
+            name, lambda output: self._end(request, output) if output.is_finished() else None
         )
         accepted = (
             None
@@ -170,6 +171,11 @@ class Sampler:
         # Asked again after the request was queued: the thread may have ended between the two.
         if accepted is None or not manager.is_running():
             raise EngineError(f"the sampling thread has ended: {self._reason()}. Open the engine again.")
+
+    def _end(self, request: _Request, output: Any) -> None:
+        """On the event loop, with the manager's last word on the request."""
+        self._last_error = output.error or self._last_error
+        request.end(output.error)
 
     def _choose(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         """Stands in for the manager's `_sample`: scores [1, N, V], of which the first R rows sample a token.
@@ -232,7 +238,7 @@ class Sampler:
         if self._closed:
             return "the engine was closed"
         error = self._manager.background_thread_status.fatal_error
-        return f"{type(error).__name__}: {error}" if error is not None else "it stopped"
+        return f"{type(error).__name__}: {error}" if error is not None else self._last_error or "it stopped"
 
 
 def _new_manager(model: Any, max_requests: int, cache_tokens: int, share_blocks: bool) -> Any:
