@@ -97,8 +97,8 @@ class TemplateRenderer:
 class TextStream:
     """Sampled tokens, one at a time, to text that can be sent at once and will not be taken back.
 
-    Held back until it is certain: bytes that are no whole character yet, white space that nothing follows
-    yet, and, with tools, everything that is or could become a tool call:
+    Held back until it is certain: bytes that are no whole character yet, and, with tools, white space at the
+    beginning and everything that is or could become a tool call:
 
         "Su" -> "Su";  "re. <to" -> "re. ";  "ol_call>{..." -> "" (and nothing more)
         "a" -> "a";  half of "é" -> "";  the other half -> "é"
@@ -111,6 +111,7 @@ class TextStream:
         self._whole = 0  # of `_ids`, already given out as text
         self._held = ""
         self._in_call = False
+        self._begun = False
 
     def push(self, token_id: int) -> str:
         """The text that is certain now and was not before."""
@@ -132,7 +133,9 @@ class TextStream:
         start = text.find(CALL_START)
         self._in_call = start >= 0
         certain = text[:start] if self._in_call else text[: len(text) - _overlap(text)]
-        certain = certain.rstrip() if not certain.strip() else certain
+        if not self._begun and not certain.strip():
+            certain = ""
+        self._begun = self._begun or bool(certain)
         self._held = text[len(certain) :]
         return certain
 

@@ -36,8 +36,9 @@ class OpenAICompatibleProvider:
     """POSTs to `{base_url}/chat/completions`; every parameter of the agent's request is passed on.
 
     Tried again, `retries` times: 408, 409, 425, 429, 5xx and broken or refused connections, after 0.5, 1,
-    2, ... seconds (each times 0.5 to 1) or after what `Retry-After` asks for. Not tried again: other statuses and answers that make no sense (HTML, no choices). An answer without `usage` is an error
-    too: an unknown count is not 0, and counts are not estimated.
+    2, ... seconds (each times 0.5 to 1) or after what `Retry-After` asks for. Not tried again: other statuses, and
+    answers that make no sense (HTML, no choices). An answer without `usage` is an error too: an unknown count
+    is not 0, and counts are not estimated.
     """
 
     def __init__(

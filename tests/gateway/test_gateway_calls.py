@@ -242,8 +242,7 @@ async def test_seal_waits_for_a_turn_that_is_being_recorded(open_gateway, store)
     g = await open_gateway("148")
     store.delay_seconds = 0.1
     calling = asyncio.ensure_future(g.chat(user("37 times 4?")))
-    while not g.engine.log:
-        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
     turns = await g.gateway.seal("r1")
     assert turns == store.turns["r1"]
     assert len(turns) == 1

@@ -1,0 +1,104 @@
+"""One key opens one rollout, and dies with it."""
+
+import pytest
+from gateway_parts import user
+
+BODY = {"model": "osmosis-rollout", "messages": [user("hello")]}
+
+
+@pytest.fixture
+async def g(open_gateway):
+    return await open_gateway("ok")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/chat/completions", "/v1/rollouts/r1/chat/completions"]
+)
+async def test_the_key_leads_to_the_rollout_on_every_path(g, store, path):
+    status, _ = await g.post(BODY, path=path)
+    assert status == 200
+    assert store.turns["r1"][0].sample_id == "main"
+
+
+async def test_headers_that_agree_are_accepted_and_name_the_sample(g, store):
+    await g.post(BODY, headers=g.headers("solver", **{"x-rollout-id": "r1"}))
+    await g.post(BODY, headers=g.headers("checker"))
+    assert [(turn.sample_id, turn.parent, turn.branch_reason) for turn in store.turns["r1"]] == [
+        ("solver", None, None), ("checker", None, None),
+    ]  # fmt: skip
+
+
+async def test_nobody_reads_or_writes_another_rollout(g, store):
+    g.gateway.admit("r2", seed=0)
+    status, body = await g.post(BODY, headers=g.headers(**{"x-rollout-id": "r2"}))
+    assert (status, body["error"]["code"]) == (403, "wrong_rollout")
+    status, body = await g.post(BODY, path="/v1/rollouts/r2/chat/completions")
+    assert status == 403
+    assert "key belongs to rollout r1, but the path names r2" in body["error"]["message"]
+    assert store.turns == {}
+    assert g.gateway.refusals("r1") == ["2 calls named another rollout than its key's"]
+
+
+async def test_a_wrong_key_is_refused_and_noted_with_the_rollout_that_it_names(g):
+    status, body = await g.post(BODY, headers={"authorization": "Bearer wrong", "x-rollout-id": "r1"})
+    assert (status, body["error"]["code"]) == (401, "invalid_api_key")
+    status, body = await g.post(BODY, headers={})
+    assert (status, body["error"]["code"]) == (401, "missing_api_key")
+    assert g.gateway.refusals("r1") == ["1 call came with a wrong key"]
+    assert g.gateway.strangers == {"missing_api_key": 1}
+
+
+async def test_a_call_after_the_end_is_a_409_that_clients_do_not_repeat(g, store):
+    await g.post(BODY)
+    turns = await g.gateway.seal("r1")
+    assert [turn.ordinal for turn in turns] == [0]
+    url = g.gateway.base_url + "/v1/chat/completions"
+    async with g.session.post(url, json=BODY, headers=g.headers()) as response:
+        assert response.status == 409
+        assert response.headers["x-should-retry"] == "false"
+    assert len(store.turns["r1"]) == 1
+    assert g.gateway.refusals("r1") == ["1 call came after the rollout had ended"]
+
+
+async def test_turns_and_tokens_can_be_limited(open_gateway):
+    g = await open_gateway("ok", max_turns=1)
+    await g.post(BODY)
+    status, body = await g.post(BODY)
+    assert (status, body["error"]["code"]) == (403, "turn_limit_reached")
+    key = g.gateway.admit("r2", seed=0, token_budget=1)
+    headers = {"authorization": f"Bearer {key}"}
+    assert [(await g.post(BODY, headers=headers))[0] for _ in range(2)] == [200, 403]
+
+
+async def test_a_rollout_is_admitted_once(g):
+    with pytest.raises(ValueError, match="r1 has been admitted already"):
+        g.gateway.admit("r1", seed=0)
+    with pytest.raises(KeyError, match="r9 was not admitted"):
+        await g.gateway.seal("r9")
+
+
+async def test_a_sample_id_is_short_and_printable(g):
+    status, body = await g.post(BODY, sample="x" * 300)
+    assert (status, body["error"]["code"]) == (400, "invalid_sample_id")
+
+
+async def test_models_health_and_unknown_paths(g):
+    async def get(path):
+        async with g.session.get(g.gateway.base_url + path) as response:
+            return response.status, await response.json()
+
+    assert (await get("/v1/models"))[1]["data"][0]["id"] == "osmosis-rollout"
+    assert await get("/health") == (200, {"status": "ok", "open_rollouts": 1})
+    assert (await get("/v1/nothing"))[0] == 404
+    status, body = await get("/v1/chat/completions")
+    assert (status, body["error"]["code"]) == (405, "method_not_allowed")
+
+
+async def test_other_paths_go_to_the_extra_routes(open_gateway):
+    async def callbacks(scope, receive, send):
+        await send({"type": "http.response.start", "status": 202, "headers": []})
+        await send({"type": "http.response.body", "body": b'"from the controller"'})
+
+    g = await open_gateway("ok", extra_routes=callbacks)
+    assert await g.post({}, path="/v1/rollouts/r1/completed") == (202, "from the controller")
+    assert (await g.post(BODY))[0] == 200
