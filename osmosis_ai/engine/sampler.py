@@ -13,8 +13,8 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,7 +170,7 @@ class Sampler:
         )
         # Asked again after the request was queued: the thread may have ended between the two.
         if accepted is None or not manager.is_running():
-            raise EngineError(f"the sampling thread has ended: {self._reason()}. Open the engine again.")
+            raise self._ended()
 
     def _end(self, request: _Request, output: Any) -> None:
         """On the event loop, with the manager's last word on the request."""
@@ -199,12 +199,15 @@ class Sampler:
                 request.append(token_id, logprob)
         output_ids[0, : len(ids)].copy_(torch.tensor(ids, dtype=output_ids.dtype, device=output_ids.device))
 
-    def pause(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def pause(self) -> Iterator[None]:
         """Hold sampling between two tokens while the calling thread uses the model."""
-        if not self._manager.is_running():
-            raise EngineError(f"the sampling thread has ended: {self._reason()}. Open the engine again.")
-        paused: AbstractContextManager[None] = self._manager.pause()
-        return paused
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._manager.pause())
+            except RuntimeError as error:  # the thread has ended, or ends while we wait for it
+                raise self._ended() from error
+            yield
 
     def forget(self) -> bool:
         """Inside `pause`: drop everything cached. False, and nothing done, while requests are in flight."""
@@ -233,6 +236,9 @@ class Sampler:
         for request in list(self._requests.values()):
             if not request.loop.is_closed():
                 request.loop.call_soon_threadsafe(request.end, self._reason())
+
+    def _ended(self) -> EngineError:
+        return EngineError(f"the sampling thread has ended: {self._reason()}. Open the engine again.")
 
     def _reason(self) -> str:
         if self._closed:
