@@ -369,16 +369,17 @@ async def test_without_a_limit_many_rollouts_wait_at_once(backends):
 
 
 async def test_a_cancelled_rollout_stops_the_users_code(backends):
-    stopped = threading.Event()
+    started, stopped = threading.Event(), threading.Event()
 
     async def run(ctx):
+        started.set()
         try:
             await asyncio.sleep(100)
         finally:
             stopped.set()
 
     task = asyncio.create_task(execute(backends(run)))
-    await asyncio.sleep(0.05)
+    assert await asyncio.to_thread(started.wait, 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

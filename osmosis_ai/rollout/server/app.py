@@ -11,7 +11,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Header, HTTPException
+from fastapi import Depends, FastAPI, Header, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 
 from osmosis_ai.rollout.backends.base import (
     ExecutionBackend,
@@ -60,6 +62,12 @@ def create_rollout_server(
 
     app = FastAPI(title="Osmosis rollout server", lifespan=live, docs_url=None, redoc_url=None)
     guarded = [Depends(_key_check(api_key))]
+
+    @app.exception_handler(RequestValidationError)
+    async def unusable(request: Request, error: RequestValidationError) -> JSONResponse:
+        # Without the input that FastAPI would repeat: it may hold a key, or an infinity that JSON cannot.
+        findings = [{"loc": issue["loc"], "msg": issue["msg"]} for issue in error.errors()]
+        return JSONResponse({"detail": findings}, status_code=422)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
