@@ -142,17 +142,8 @@ class Gateway:
         return turns
 
     def counters(self, rollout_id: str) -> CallCounts:
-        """What became of the rollout's calls, after its end too."""
+        """What became of the rollout's calls, after its end too. `.explain()` says it in words."""
         return self._rollouts.get(rollout_id).counts
-
-    def model_error(self, rollout_id: str) -> str:
-        """The latest failure of engine, provider or store that no later answer made good; "" if none."""
-        failure = self.counters(rollout_id).failure
-        return failure.message if failure else ""
-
-    def refusals(self, rollout_id: str) -> list[str]:
-        """What went wrong with the rollout's calls: ["1 call came with a wrong key"]."""
-        return self.counters(rollout_id).explain()
 
     @property
     def strangers(self) -> dict[str, int]:

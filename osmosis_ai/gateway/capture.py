@@ -46,8 +46,8 @@ class CallCounts:
         """The latest failure that no later answer of the same sample made good."""
         return next(reversed(self.failures.values()), None)
 
-    def explain(self) -> list[str]:
-        """For messages: ["1 call came with a wrong key", "2 calls failed: ..."]."""
+    def explain(self) -> str:
+        """For messages: "1 call came with a wrong key; 2 calls failed: the engine failed: out of memory"."""
         parts = []
         for code, count in self.refused.items():
             words = _WORDS.get(code) or f"got the answer: {self.latest_refusals[code]}"
@@ -57,7 +57,7 @@ class CallCounts:
             parts.append(f"{_calls(self.failed)} failed" + (f": {failure.message}" if failure else ""))
         if self.abandoned:
             parts.append(f"{_calls(self.abandoned)} {'was' if self.abandoned == 1 else 'were'} given up")
-        return parts
+        return "; ".join(parts) or "no call came"
 
 
 def _calls(count: int) -> str:

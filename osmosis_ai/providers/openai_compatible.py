@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -19,7 +18,6 @@ from osmosis_ai.providers.base import ProviderAnswer, ProviderRequest
 PASSED_ON = frozenset({400, 413, 422})  # the agent's own fault: it gets the endpoint's own status
 RETRYABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 SHOWN_CHARS = 300  # of a body, in an error message
-MAX_PAUSE_SECONDS = 30.0  # before a retry; an endpoint that asks for more (Retry-After) is given up on
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,22 @@ class _Reply:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often and how patiently a call is tried again: after 0.5, 1, 2, ... s, each times 0.5 to 1."""
+
+    attempts: int = 4  # in all, the first included
+    first_pause_seconds: float = 0.5
+    max_pause_seconds: float = 30.0  # an endpoint that asks for more (Retry-After) is given up on
+
+
 class OpenAICompatibleProvider:
     """POSTs to `{base_url}/chat/completions`; every parameter of the agent's request is passed on.
 
-    Tried again, `retries` times: 408, 409, 425, 429, 5xx and broken or refused connections, after 0.5, 1,
-    2, ... seconds (each times 0.5 to 1) or after what `Retry-After` asks for. Not tried again: other statuses, and
-    answers that make no sense (HTML, no choices). An answer without `usage` is an error too: an unknown count
-    is not 0, and counts are not estimated.
+    Tried again, as `retry` says: 408, 409, 425, 429, 5xx and broken or refused connections, after what
+    `Retry-After` asks for or a growing pause. Not tried again: other statuses, and answers that make no sense
+    (HTML, no choices). An answer without `usage` is an error too: an unknown count is not 0, and counts are
+    not estimated.
     """
 
     def __init__(
@@ -46,23 +53,21 @@ class OpenAICompatibleProvider:
         base_url: str,
         model: str,
         *,
-        api_key_env: str = "",
-        timeout_seconds: float = 300.0,
+        api_key: str | None = None,
         connect_seconds: float = 10.0,
-        retries: int = 3,
-        first_pause_seconds: float = 0.5,
+        total_seconds: float = 600.0,
+        retry: RetryPolicy | None = None,
     ) -> None:
-        """`api_key_env` names the environment variable with the key; "" sends none. Raises UsageError."""
+        """The seconds hold for each attempt. Raises UsageError for a base_url that is no URL."""
         if not base_url.startswith(("http://", "https://")):
             raise UsageError(f"llm.base_url must be a URL like https://api.example.com/v1, got {base_url!r}")
         self._url = base_url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         self._model = model
         self._headers = {"content-type": "application/json", "accept": "application/json"}
-        if api_key_env:
-            self._headers["authorization"] = f"Bearer {_key(api_key_env)}"
-        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=connect_seconds)
-        self._attempts = retries + 1
-        self._first_pause_seconds = first_pause_seconds
+        if api_key:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._timeout = aiohttp.ClientTimeout(total=total_seconds, sock_connect=connect_seconds)
+        self._retry = retry or RetryPolicy()
         self._session: aiohttp.ClientSession | None = None
 
     async def complete(self, request: ProviderRequest) -> ProviderAnswer:
@@ -70,7 +75,7 @@ class OpenAICompatibleProvider:
         if request.tools:
             body["tools"] = list(request.tools)
         payload = orjson.dumps(body)
-        for attempt in range(1, self._attempts + 1):
+        for attempt in range(1, self._retry.attempts + 1):
             retry_after: str | None = None
             try:
                 reply = await self._post(payload)
@@ -173,12 +178,12 @@ class OpenAICompatibleProvider:
 
     def _pause(self, attempt: int, retry_after: str | None) -> float | None:
         """Seconds before the next attempt, or None when there is none."""
-        if attempt >= self._attempts:
+        if attempt >= self._retry.attempts:
             return None
         asked = _retry_after_seconds(retry_after)
-        if asked is not None and asked > MAX_PAUSE_SECONDS:
+        if asked is not None and asked > self._retry.max_pause_seconds:
             return None
-        pause = min(self._first_pause_seconds * 2.0 ** (attempt - 1), MAX_PAUSE_SECONDS)
+        pause = min(self._retry.first_pause_seconds * 2.0 ** (attempt - 1), self._retry.max_pause_seconds)
         return max(asked or 0.0, pause * random.uniform(0.5, 1.0))
 
     def _final(self, error: ProviderError, attempts: int) -> ProviderError:
@@ -187,13 +192,6 @@ class OpenAICompatibleProvider:
         return ProviderError(
             f"{error} (tried {attempts} times)", status=error.status, retryable=error.retryable
         )
-
-
-def _key(variable: str) -> str:
-    key = os.environ.get(variable, "")
-    if not key:
-        raise UsageError(f"llm.api_key_env names {variable}, which is not set. Set it: export {variable}=...")
-    return key
 
 
 def _retry_after_seconds(value: str | None) -> float | None:

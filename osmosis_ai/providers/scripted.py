@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from random import Random
-from types import ModuleType
 from typing import Any
 
-from osmosis_ai.errors import ProviderError, UsageError
+from osmosis_ai.errors import ProviderError
 from osmosis_ai.providers.base import ProviderAnswer, ProviderRequest
 from osmosis_ai.types import Message, ToolSchema
 
@@ -56,20 +52,6 @@ class ScriptedProvider:
 
         return cls(answer, model=model)
 
-    @classmethod
-    def from_name(cls, name: str, *, base: Path) -> ScriptedProvider:
-        """`path.py:attr` (relative to `base`) or `module:attr`; a function, or a ScriptedProvider."""
-        source, _, attribute = name.partition(":")
-        if not source or not attribute:
-            raise UsageError(f"llm.script must be path.py:function or module:function, got {name!r}")
-        module = _load(source, base)
-        found = getattr(module, attribute, None)
-        if isinstance(found, ScriptedProvider):
-            return found
-        if not callable(found):
-            raise UsageError(f"llm.script = {name!r}: {source} has no function {attribute!r}")
-        return cls(found)
-
     async def complete(self, request: ProviderRequest) -> ProviderAnswer:
         messages, tools = list(request.messages), list(request.tools)
         try:
@@ -101,21 +83,6 @@ class ScriptedProvider:
                 retryable=False,
             )
         return {"role": "assistant", **message}
-
-
-def _load(source: str, base: Path) -> ModuleType:
-    try:
-        if not source.endswith(".py"):
-            return import_module(source)
-        path = (base / source).resolve()
-        spec = spec_from_file_location(f"osmosis_script_{path.stem}", path)
-        assert spec is not None  # .py files have a loader
-        assert spec.loader is not None
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-    except Exception as error:  # importing is running the user's code: whatever it raises is about the script
-        raise UsageError(f"llm.script: {source} cannot be loaded: {type(error).__name__}: {error}") from error
-    return module
 
 
 def count_words(message: Message) -> int:

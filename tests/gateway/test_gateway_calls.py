@@ -186,10 +186,10 @@ async def test_an_engine_that_fails_is_a_503_and_a_note_that_a_later_answer_clea
     status, body = await g.chat(user("hello"))
     assert status == 503
     assert body["error"]["message"] == "the engine failed: out of memory"
-    assert g.gateway.model_error("r1") == "the engine failed: out of memory"
+    assert g.gateway.counters("r1").failure.message == "the engine failed: out of memory"
     failing[0] = False
     assert (await g.say(user("hello")))["content"] == "fine"
-    assert g.gateway.model_error("r1") == ""
+    assert g.gateway.counters("r1").failure is None
     assert g.gateway.counters("r1").failed == 1
     assert len(store.turns["r1"]) == 1
 

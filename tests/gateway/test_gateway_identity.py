@@ -36,7 +36,7 @@ async def test_nobody_reads_or_writes_another_rollout(g, store):
     assert status == 403
     assert "key belongs to rollout r1, but the path names r2" in body["error"]["message"]
     assert store.turns == {}
-    assert g.gateway.refusals("r1") == ["2 calls named another rollout than its key's"]
+    assert g.gateway.counters("r1").explain() == "2 calls named another rollout than its key's"
 
 
 async def test_a_wrong_key_is_refused_and_noted_with_the_rollout_that_it_names(g):
@@ -44,7 +44,7 @@ async def test_a_wrong_key_is_refused_and_noted_with_the_rollout_that_it_names(g
     assert (status, body["error"]["code"]) == (401, "invalid_api_key")
     status, body = await g.post(BODY, headers={})
     assert (status, body["error"]["code"]) == (401, "missing_api_key")
-    assert g.gateway.refusals("r1") == ["1 call came with a wrong key"]
+    assert g.gateway.counters("r1").explain() == "1 call came with a wrong key"
     assert g.gateway.strangers == {"missing_api_key": 1}
 
 
@@ -57,7 +57,7 @@ async def test_a_call_after_the_end_is_a_409_that_clients_do_not_repeat(g, store
         assert response.status == 409
         assert response.headers["x-should-retry"] == "false"
     assert len(store.turns["r1"]) == 1
-    assert g.gateway.refusals("r1") == ["1 call came after the rollout had ended"]
+    assert g.gateway.counters("r1").explain() == "1 call came after the rollout had ended"
 
 
 async def test_turns_and_tokens_can_be_limited(open_gateway):

@@ -42,7 +42,7 @@ async def test_a_scripted_conversation_is_recorded_as_a_tree_without_tokens(open
     result = {"role": "tool", "tool_call_id": tool_call["id"], "content": "5"}
     answer = await g.say(user("2 plus 3?"), call, result, tools=[ADD])
     assert answer["content"] == "The answer is 5"
-    first, second = store.turns["r1"]
+    _, second = store.turns["r1"]
     assert (second.parent, second.prompt_ids, second.policy_version, second.model) == (
         0,
         [],
@@ -84,7 +84,7 @@ async def test_a_provider_s_failure_keeps_its_status(open_gateway, status, seen_
     g = await open_gateway("", target=ProviderTarget(provider))
     got, body = await g.chat(user("hello"))
     assert (got, body["error"]["message"]) == (status, "the provider failed: http://x answered badly")
-    assert bool(g.gateway.model_error("r1")) == seen_as_failure
+    assert (g.gateway.counters("r1").failure is not None) == seen_as_failure
 
 
 async def test_one_failure_and_then_an_answer_is_no_model_error(open_gateway):
@@ -93,7 +93,7 @@ async def test_one_failure_and_then_an_answer_is_no_model_error(open_gateway):
     await g.chat(user("hello"))
     provider.outcome = ProviderAnswer({"content": "ok"}, "stop", 5, 1, "m")
     await g.say(user("hello"))
-    assert g.gateway.model_error("r1") == ""
+    assert g.gateway.counters("r1").failure is None
 
 
 async def test_an_answer_that_is_no_message_is_the_provider_s_failure(open_gateway):

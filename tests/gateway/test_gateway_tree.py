@@ -18,7 +18,7 @@ from osmosis_ai.types import Turn
 QWEN_LIKE = """
 {%- for m in messages -%}
 <|im_start|>{{ m.role }}
-{% if m.role == 'assistant' and not loop.last and '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}
+{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}
 {%- else %}{{ m.content }}{% endif %}<|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt -%}<|im_start|>assistant
@@ -62,7 +62,8 @@ class Policy:
 
     def turn(self, placement, tools, response, ids):
         return Turn(
-            "r", "main", len(self.turns), placement.parent, placement.branch_reason, placement.messages, tools,
+            "r", "main", len(self.turns), placement.parent, placement.branch_reason,
+            placement.messages, tools,
             response, "stop", placement.prompt_ids, ids, [-0.5] * len(ids), 0, len(placement.prompt_ids),
             len(ids), {}, "policy", 0, 0.0,
         )  # fmt: skip
@@ -84,7 +85,7 @@ def test_a_continued_turn_keeps_sampled_tokens_that_the_tokenizer_would_cut_othe
     policy.tree.add(turn, placement)
     second = policy.answer([user("37 times 4?"), turn.response, user("Sure?")], "Yes.")
     assert second.parent == 0
-    assert second.prompt_ids == turn.prompt_ids + [*spelled, end] + renderer.encode(
+    assert second.prompt_ids == [*turn.prompt_ids, *spelled, end] + renderer.encode(
         "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
     )
 

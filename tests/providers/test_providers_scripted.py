@@ -1,6 +1,6 @@
 import pytest
 
-from osmosis_ai.errors import ProviderError, UsageError
+from osmosis_ai.errors import ProviderError
 from osmosis_ai.providers.base import ProviderRequest
 from osmosis_ai.providers.scripted import ScriptedProvider, count_words
 
@@ -45,19 +45,3 @@ def test_words_of_tool_calls_count():
     call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
     assert count_words({"content": None, "tool_calls": [call]}) == 3
     assert count_words({"content": [{"type": "text", "text": "two words"}]}) == 2
-
-
-async def test_a_script_is_found_by_file_and_function(tmp_path):
-    (tmp_path / "answers.py").write_text(
-        "def always(messages, tools, random):\n    return {'content': '42'}\n"
-    )
-    provider = ScriptedProvider.from_name("answers.py:always", base=tmp_path)
-    assert (await provider.complete(request(USER))).message["content"] == "42"
-    for name, problem in [
-        ("answers.py", "must be path.py:function"),
-        ("answers.py:never", "has no function 'never'"),
-        ("missing.py:always", "missing.py cannot be loaded"),
-        ("no_such_module_x:always", "No module named"),
-    ]:
-        with pytest.raises(UsageError, match=problem):
-            ScriptedProvider.from_name(name, base=tmp_path)
