@@ -54,7 +54,7 @@ def test_abstract_bases_do_not_count_and_aliases_count_once(write):
         ("class Base(AgentWorkflow):\n    pass\n", "Base is abstract: implement run"),
         (
             WORKFLOW.format("A") + WORKFLOW.format("B"),
-            r"2 workflows found in .*: A \(entry_\d+\), B \(entry_\d+\)\. Keep one, or choose: workflow = \"A\"",
+            r"2 workflows found in .*: A \(entry_\d+\), B \(entry_\d+\)\. Keep one, or choose: workflow =",
         ),
         (WORKFLOW.format("A") + GRADER.format("G") + GRADER.format("H"), "2 graders found in .*: G .*, H "),
         (

@@ -98,7 +98,7 @@ async def test_a_workflow_that_sleeps_through_its_deadline_hurts_itself_only(bac
     async def run(ctx):
         say("partial")
         if ctx.metadata["blocks"]:
-            time.sleep(1.5)  # noqa: ASYNC251
+            time.sleep(2.0)  # noqa: ASYNC251
 
     backend = backends(run)
     started = time.perf_counter()
@@ -109,7 +109,7 @@ async def test_a_workflow_that_sleeps_through_its_deadline_hurts_itself_only(bac
 
     async def other():
         free = {"metadata": {"blocks": False}, "label": "partial"}
-        result = one(await execute(backend, agent_timeout_sec=0.3, **free))
+        result = one(await execute(backend, agent_timeout_sec=1.0, **free))
         return result, time.perf_counter() - started
 
     ((ran, graded), took), *others = await asyncio.gather(blocked(), *(other() for _ in range(8)))
@@ -117,8 +117,8 @@ async def test_a_workflow_that_sleeps_through_its_deadline_hurts_itself_only(bac
     assert ran.err_message == "Made.run exceeded its deadline of 0.3 s"
     assert ran.samples["solver"].messages == [{"role": "assistant", "content": "partial"}]
     assert graded.err_category == "timeout"
-    assert 0.3 <= took < 0.8
-    assert all(graded.succeeded and took < 0.25 for (_, graded), took in others)
+    assert 0.3 <= took < 1.2
+    assert all(graded.succeeded and took < 1.0 for (_, graded), took in others)
 
 
 async def test_a_late_result_is_ignored_and_the_lane_is_used_again(backends):
@@ -130,7 +130,7 @@ async def test_a_late_result_is_ignored_and_the_lane_is_used_again(backends):
     ran, _ = one(await execute(backend, agent_timeout_sec=0.05))
     assert ran.err_category == "timeout"
     assert backend.health()["lanes"] == 1
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(0.6)
     assert backend.health()["lanes"] == 0
     assert one(await execute(backend))[1].succeeded
 
@@ -146,7 +146,7 @@ async def test_a_workflow_that_swallows_its_cancellation_still_ends_in_time(back
     started = time.perf_counter()
     ran, _ = one(await execute(backends(run), agent_timeout_sec=0.1))
     assert ran.err_category == "timeout"
-    assert time.perf_counter() - started < 0.4
+    assert time.perf_counter() - started < 0.45
 
 
 async def test_a_grader_that_blocks_ends_as_a_timeout_of_the_grader(backends):
@@ -341,13 +341,13 @@ async def test_the_limit_of_concurrency_holds_and_queueing_does_not_eat_the_dead
     async def run(ctx):
         running.append(1)
         most.append(len(running))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
         running.pop()
         say("148")
 
     config = AgentWorkflowConfig(name="w", concurrency=ConcurrencyConfig(max_concurrent=2))
     backend = backends(run, workflow_config=config)
-    tasks = [asyncio.create_task(execute(backend, agent_timeout_sec=0.18)) for _ in range(6)]
+    tasks = [asyncio.create_task(execute(backend, agent_timeout_sec=0.5)) for _ in range(6)]
     await asyncio.sleep(0.03)
     assert backend.health()["concurrency"] == {"max_concurrent": 2, "queued": 4, "running": 2}
     assert all(one(results)[1].succeeded for results in await asyncio.gather(*tasks))
