@@ -50,6 +50,11 @@ class TemplateRenderer:
         }
         self.end_ids = _end_ids(folder, tokenizer)
         self._ends = [(end_id, self.decode([end_id])) for end_id in self.end_ids]
+        for end_id, text in self._ends:
+            if self.encode(text) != [end_id]:
+                raise UsageError(
+                    f"the tokenizer in {folder} does not read its end token {text!r} as one token"
+                )
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, reply: bool) -> str:
         from jinja2 import TemplateError

@@ -85,9 +85,8 @@ def test_a_continued_turn_keeps_sampled_tokens_that_the_tokenizer_would_cut_othe
     policy.tree.add(turn, placement)
     second = policy.answer([user("37 times 4?"), turn.response, user("Sure?")], "Yes.")
     assert second.parent == 0
-    assert second.prompt_ids == [*turn.prompt_ids, *spelled, end] + renderer.encode(
-        "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
-    )
+    new = renderer.encode("\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")
+    assert second.prompt_ids == [*turn.prompt_ids, *spelled, end, *new]
 
 
 def test_an_answer_sent_back_in_another_spelling_is_continued(policy):
