@@ -1,6 +1,7 @@
 """Unmodified agent frameworks through the gateway: every call continues the one before, token by token."""
 
 import os
+from itertools import pairwise
 
 import pytest
 from gateway_parts import CALL_2_3, user
@@ -80,7 +81,7 @@ async def test_a_conversation_with_tools_is_one_branch(open_gateway, store, run)
         (2, None),
     ]
     assert [turn.malformed_tool_calls for turn in turns] == [0, 1, 0, 0]
-    for before, turn in zip(turns, turns[1:]):
+    for before, turn in pairwise(turns):
         known = before.prompt_ids + before.completion_ids
         assert turn.prompt_ids[: len(known)] == known
     assert turns[-1].response["content"] == "The answer is 5. "

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from gateway_parts import ADD, make_tokenizer_folder, user
@@ -219,7 +220,7 @@ def test_conversations_that_only_grow_never_break(data, renderer):
     for _ in range(data.draw(st.integers(2, 5))):
         turn = policy.answer(messages, data.draw(ANSWER), tools=[ADD], cut=data.draw(st.booleans()))
         messages = [*messages, respelled(turn.response, data.draw), *replies(turn.response, data.draw)]
-    for before, turn in zip(policy.turns, policy.turns[1:]):
+    for before, turn in pairwise(policy.turns):
         assert (turn.parent, turn.branch_reason) == (before.ordinal, None)
         known = before.prompt_ids + before.completion_ids
         assert turn.prompt_ids[: len(known)] == known
