@@ -44,7 +44,7 @@ class Turn:
     sample_id: str
     ordinal: int  # 0, 1, ... in the order in which the calls of the rollout were answered
     parent: int | None  # ordinal of the turn whose tokens the prompt continues; None: a new branch
-    branch_reason: str | None  # why a later call of a sample could not continue an earlier turn
+    branch_reason: str | None  # why the call does not continue the latest turn of its sample
     messages: list[Message]  # the request's messages, canonical form
     tools: list[ToolSchema]
     response: Message

@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a live bar on a terminal, plain lines when piped, JSON for scripts."""
+"""What is seen while a run works: a live bar on a terminal, plain lines when piped, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -62,13 +62,14 @@ class Display:
 
     def advance(self, label: str | None = None, note: str | None = None, total: int | None = None) -> None:
         if self._bar is not None:
-            fields = {"note": note} if note is not None else {}
             if total is not None:
                 self._bar.reset(self._task, total=total)
-                self._bar.update(self._task, description=label, **fields)
             else:
                 self._bar.advance(self._task)
-                self._bar.update(self._task, **fields)
+            if note is not None:
+                self._bar.update(self._task, note=note)
+            if label is not None:
+                self._bar.update(self._task, description=label)
 
 
 class EvalProgress:

@@ -98,11 +98,10 @@ def report_text(run_id: str, report: EvalReport) -> str:
     lines = [f"run {run_id}: {report.graded} graded rollouts of {report.rows} rows"]
     if report.mean is not None:
         lines.append(
-            f"  mean reward  {report.mean.mean:.3f}  "
-            f"({report.mean.level:.0%} interval {report.mean.low:.3f} to {report.mean.high:.3f}, {report.mean.method})"
+            f"  mean reward  {report.mean} ({report.mean.confidence:.0%} interval, {report.mean.method})"
         )
-    for k, value in report.pass_at_k.items():
-        lines.append(f"  pass@{k:<7} {value:.3f}")
+    for rates in report.pass_rates:
+        lines.append(f"  pass@{rates.k:<7} {rates.at}   pass^{rates.k} {rates.hat}")
     for status, count in sorted(report.failures.items()):
         lines.append(f"  {count} without a reward: {status}")
     lines.append(f"  {report.turns} turns, {report.completion_tokens} completion tokens")

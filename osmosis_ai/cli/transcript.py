@@ -9,7 +9,7 @@ from osmosis_ai.types import Message, Rollout, Turn
 
 
 def printable(text: str) -> str:
-    """Control characters as visible escapes, so that no output of a model moves the cursor or rings a bell."""
+    """Control characters as visible escapes: no output of a model moves the cursor or rings a bell."""
     return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
@@ -18,7 +18,8 @@ def transcript(rollout: Rollout) -> str:
     reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
     lines = [
         f"rollout {rollout.rollout_id}  row {rollout.row_index}  {rollout.status.value}  {reward}  "
-        f"{len(rollout.turns)} turns  {rollout.sampled_tokens} sampled tokens  {rollout.duration_seconds:.2f} s"
+        f"{len(rollout.turns)} turns  {rollout.sampled_tokens} sampled tokens  "
+        f"{rollout.duration_seconds:.2f} s"
     ]
     if rollout.reason:
         lines.append(f"  reason: {printable(rollout.reason)}")

@@ -10,16 +10,18 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
 from osmosis_ai.controller.callbacks import Body, Callbacks
 from osmosis_ai.controller.user_server import UserServer
 from osmosis_ai.errors import InfrastructureError
-from osmosis_ai.gateway.app import Gateway, SamplingDefaults
+from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.call import SamplingDefaults
+from osmosis_ai.gateway.capture import CallCounts
 from osmosis_ai.store.base import Store
 from osmosis_ai.types import RETRIED, Group, Rollout, Row, Sample, Status
 
@@ -57,10 +59,6 @@ class Attempts:
     replaced: list[Rollout] = field(default_factory=list)
 
 
-class RolloutEnded(Protocol):
-    def __call__(self, rollout: Rollout) -> None: ...
-
-
 def place_seed(seed: int, place: Place) -> int:
     """A seed that depends on the place only: another attempt, or a resumed run, samples the same."""
     name = f"{seed}/{place.step}/{place.group_id}/{place.member}"
@@ -77,7 +75,7 @@ class Dispatcher:
         callbacks: Callbacks,
         store: Store,
         settings: DispatchSettings,
-        on_end: RolloutEnded = lambda rollout: None,
+        on_end: Callable[[Rollout], None] = lambda rollout: None,
     ) -> None:
         self._server = server
         self._gateway = gateway
@@ -221,15 +219,14 @@ class _Flight:
                 raise InfrastructureError(f"{url} answered {response.status}: {text}")
         deadline = settings.agent_timeout_seconds + settings.grader_timeout_seconds + CALLBACK_GRACE_SECONDS
         died = asyncio.ensure_future(self._d._server.died())
+        either: set[asyncio.Future[Any]] = {self._landed, died}
         try:
-            done, _ = await asyncio.wait(
-                {self._landed, died}, timeout=deadline, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
         finally:
             died.cancel()
-        if self._landed in done:
+        if self._landed.done():
             self._landed.result()
-        elif died in done:
+        elif died.done() and not died.cancelled():
             raise InfrastructureError(
                 f"the rollout server ended with status {died.result()} while the rollout was running.\n"
                 + self._d._server.log_tail()
@@ -259,7 +256,10 @@ class _Flight:
         self._rollout.turns = await self._d._gateway.seal(self._rollout.rollout_id)
         message = str(body.get("err_message") or "")
         if body.get("status") != "success":
-            await self._land(_workflow_failure(body, self._model_error()), message or "the workflow failed")
+            status = _workflow_failure(body)
+            if status is Status.WORKFLOW_ERROR and (failure := self._counters().failure) is not None:
+                status, message = Status.MODEL_ERROR, f"{failure.kind}: {failure.message}"
+            await self._land(status, message or "the workflow failed")
         elif not self._rollout.turns:
             await self._land(Status.NO_TURNS, self._no_turns_reason())
 
@@ -302,17 +302,15 @@ class _Flight:
         rollout.samples = {sample.sample_id: sample for sample in self._samples}
         self._landed.set_result(None)
 
-    def _model_error(self) -> str:
-        return self._d._gateway.model_error(self._rollout.rollout_id)
+    def _counters(self) -> CallCounts:
+        return self._d._gateway.counters(self._rollout.rollout_id)
 
     def _no_turns_reason(self) -> str:
-        refused = self._d._gateway.refusals(self._rollout.rollout_id)
-        text = (
+        return (
             f"rollout {self._rollout.rollout_id} (row {self._place.row.index}) produced no turn: run() made "
             "no LLM call that was answered through the rollout's URL. Is the agent built inside run(), with "
-            "OsmosisRolloutModel or with the URL and key of the RolloutContext?"
-        )
-        return text + (f" Calls that were refused: {'; '.join(refused)}" if refused else "")
+            "OsmosisRolloutModel or with the URL and key of the RolloutContext? " + self._counters().explain()
+        ).strip()
 
     async def _cancel_on_server(self) -> None:
         headers = {"Authorization": f"Bearer {self._d._server.api_key}"}
@@ -326,9 +324,7 @@ class _Flight:
             pass  # the server is being stopped anyway; the rollout has its result
 
 
-def _workflow_failure(body: Body, model_error: str) -> Status:
-    if model_error:
-        return Status.MODEL_ERROR
+def _workflow_failure(body: Body) -> Status:
     return Status.WORKFLOW_TIMEOUT if body.get("err_category") == "timeout" else Status.WORKFLOW_ERROR
 
 

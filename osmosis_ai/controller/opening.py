@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib.util
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,11 +24,12 @@ from osmosis_ai.controller.user_server import UserCode, UserServer
 from osmosis_ai.datasets import dataset_fingerprint, load_rows
 from osmosis_ai.engine.base import Engine, EngineInfo, EngineSpec
 from osmosis_ai.errors import EntrypointError, UsageError
-from osmosis_ai.gateway.app import Gateway, SamplingDefaults
+from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.render import TemplateRenderer
 from osmosis_ai.gateway.targets import PolicyTarget, ProviderTarget, Target
 from osmosis_ai.providers.base import Provider
-from osmosis_ai.store.base import RolloutFilter, RunKind, RunRecord, Store
+from osmosis_ai.store.base import RolloutFilter, RunKind, RunRecord, RunState, Store
 from osmosis_ai.store.lock import RunLock
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.types import Rollout, Row
@@ -62,7 +64,8 @@ class Workspace:
         folder = self.run_folder(_numbered(name, number)) / "policy"
         if not folder.is_dir():
             raise UsageError(
-                f"policy.path = {path!r}: there is no folder {folder}. Has the run {name!r} been trained to its end?"
+                f"policy.path = {path!r}: there is no folder {folder}. "
+                f"Has the run {name!r} been trained to its end?"
             )
         return folder
 
@@ -83,7 +86,7 @@ class OpenRun:
         return self.record.run_id
 
     async def finish(self, error: str = "", *, interrupted: bool = False) -> None:
-        state = "interrupted" if interrupted else "failed" if error else "done"
+        state: RunState = "interrupted" if interrupted else "failed" if error else "done"
         await self.store.finish_run(self.run_id, state, error)
 
 
@@ -320,16 +323,46 @@ def open_provider(llm: LlmTable, config: Config) -> Provider:
     if llm.model == "scripted":
         from osmosis_ai.providers.scripted import ScriptedProvider
 
-        return ScriptedProvider.from_name(llm.script, base=config.source.parent)
-    from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider
+        return ScriptedProvider(_script(llm.script, config), model=llm.script)
+    from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider, RetryPolicy
 
     return OpenAICompatibleProvider(
         llm.base_url,
         llm.model,
-        api_key_env=llm.api_key_env,
-        timeout_seconds=llm.timeout_seconds,
-        retries=llm.retries,
+        api_key=_api_key(llm),
+        total_seconds=llm.timeout_seconds,
+        retry=RetryPolicy(attempts=llm.retries + 1),
     )
+
+
+def _api_key(llm: LlmTable) -> str | None:
+    if not llm.api_key_env:
+        return None
+    if not os.environ.get(llm.api_key_env):
+        raise UsageError(
+            f"llm.api_key_env = {llm.api_key_env!r}, but there is no such environment variable, or it is "
+            f"empty: export {llm.api_key_env}=... first."
+        )
+    return os.environ[llm.api_key_env]
+
+
+def _script(name: str, config: Config) -> Any:
+    """The function that `llm.script = "file.py:function"` names."""
+    file, _, attribute = name.partition(":")
+    path = config.resolve(file)
+    if not path.is_file() or not attribute:
+        raise UsageError(
+            f'llm.script = {name!r}: expected "file.py:function"; there is no function at {path}'
+        )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(function := getattr(module, attribute, None)):
+        known = ", ".join(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
+        raise UsageError(f"llm.script = {name!r}: {path} has no function {attribute!r}. It has: {known}.")
+    return function
 
 
 async def leftovers(run: OpenRun, *, step: int | None = None) -> list[Rollout]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from osmosis_ai.controller.dispatch import Dispatcher, Place, place_key
-from osmosis_ai.eval.statistics import Interval, mean_with_interval, pass_at_k
+from osmosis_ai.eval.statistics import Estimate, PassEstimate, mean_reward, pass_rates
 from osmosis_ai.types import Rollout, Row, Status
 
 
@@ -18,8 +18,8 @@ class EvalReport:
     attempts: int
     graded: int
     failures: dict[str, int]  # status -> rollouts without a reward
-    mean: Interval | None  # None when nothing was graded
-    pass_at_k: dict[int, float]
+    mean: Estimate | None  # None when nothing was graded
+    pass_rates: list[PassEstimate]  # for k = 1, 2, 4, ... up to the attempts per row
     completion_tokens: int
     turns: int
     malformed_tool_calls: int
@@ -55,18 +55,18 @@ def summarise(rollouts: Sequence[Rollout], attempts: int, pass_threshold: float)
         attempts=attempts,
         graded=graded,
         failures=failures,
-        mean=mean_with_interval(list(by_row.values())) if graded else None,
-        pass_at_k=_pass_at_k(list(by_row.values()), attempts, pass_threshold),
+        mean=mean_reward(by_row) if graded else None,
+        pass_rates=_pass_rates(by_row, attempts, pass_threshold),
         completion_tokens=sum(turn.completion_tokens for turn in turns),
         turns=len(turns),
         malformed_tool_calls=sum(turn.malformed_tool_calls for turn in turns),
     )
 
 
-def _pass_at_k(rewards_by_row: list[list[float]], attempts: int, threshold: float) -> dict[int, float]:
+def _pass_rates(by_row: dict[int, list[float]], attempts: int, threshold: float) -> list[PassEstimate]:
     """pass@1, pass@2, pass@4, ... over the rows whose attempts were all graded."""
-    complete = [[r >= threshold for r in rewards] for rewards in rewards_by_row if len(rewards) == attempts]
+    complete = {row: rewards for row, rewards in by_row.items() if len(rewards) == attempts}
     if not complete:
-        return {}
+        return []
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= attempts]
-    return {k: pass_at_k(complete, k) for k in ks}
+    return [pass_rates(complete, k, threshold=threshold) for k in ks]

@@ -21,16 +21,19 @@ from osmosis_ai.types import Message, Rollout, ToolSchema, TrainingSample, Turn
 class ConversationRenderer(Protocol):
     """The part of the gateway's renderer that is needed here."""
 
-    @property
-    def end_text(self) -> str:
-        """Text of the token that ends an assistant turn."""
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, reply: bool) -> str:
+        """The text of the messages; with `reply`, up to where the policy begins to answer."""
         ...
 
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, add_generation_prompt: bool
-    ) -> str: ...
-
     def encode(self, text: str) -> list[int]: ...
+
+    def encode_after(self, end_id: int, text: str) -> list[int]:
+        """The tokens of a text that stands behind an end token."""
+        ...
+
+    def end_of(self, closed: str) -> tuple[int, str] | None:
+        """The end token of a text that ends an assistant turn, and the text behind it."""
+        ...
 
 
 def conversation_samples(rollouts: Iterable[Rollout], renderer: ConversationRenderer) -> list[TrainingSample]:
@@ -60,15 +63,15 @@ def _conversation(
     messages = [*leaf.messages, leaf.response]
     token_ids: list[int] = []
     loss_mask: list[int] = []
-    done = ""  # text that has become tokens
+    done, end_id = "", None  # text that has become tokens, and the end token that it ends with
     for turn in path:
-        context, answer = _pieces(messages, len(turn.messages), leaf.tools, done, renderer)
-        for text, mask in ((context, 0), (answer, int(turn.ordinal not in trained))):
-            ids = renderer.encode(text)
-            token_ids += ids
-            loss_mask += [mask] * len(ids)
+        context, answer, end_id_of_answer = _pieces(messages, len(turn.messages), leaf.tools, done, renderer)
+        context_ids = renderer.encode(context) if end_id is None else renderer.encode_after(end_id, context)
+        answer_ids = renderer.encode(answer)
+        token_ids += context_ids + answer_ids
+        loss_mask += [0] * len(context_ids) + [int(turn.ordinal not in trained)] * len(answer_ids)
         trained.add(turn.ordinal)
-        done += context + answer
+        done, end_id = done + context + answer, end_id_of_answer
     length = len(token_ids)
     return TrainingSample(
         token_ids=token_ids,
@@ -85,17 +88,18 @@ def _conversation(
 
 def _pieces(
     messages: list[Message], index: int, tools: list[ToolSchema], done: str, renderer: ConversationRenderer
-) -> tuple[str, str]:
-    """The context since `done`, and the answer (message `index`) up to its end token."""
-    before = renderer.render(messages[:index], tools, add_generation_prompt=True)
-    after = renderer.render(messages[: index + 1], tools, add_generation_prompt=False)
+) -> tuple[str, str, int]:
+    """The context since `done`, the answer (message `index`) with its end token, and that token's id."""
+    before = renderer.render(messages[:index], tools, reply=True)
+    after = renderer.render(messages[: index + 1], tools, reply=False)
     if not before.startswith(done) or not after.startswith(before):
         raise UsageError(
             "the policy's chat template is not append-only: rendering one more message changed the text "
             f"of the earlier ones (at message {index}); such a policy cannot learn from conversations."
         )
     answer = after[len(before) :]
-    cut = answer.rfind(renderer.end_text)
-    if cut < 0:
-        raise UsageError(f"the chat template does not end assistant turns with {renderer.end_text!r}")
-    return before[len(done) :], answer[: cut + len(renderer.end_text)]
+    end = renderer.end_of(answer)
+    if end is None:
+        raise UsageError(f"the chat template does not end an assistant turn with an end token: {answer!r}")
+    end_id, behind = end
+    return before[len(done) :], answer[: len(answer) - len(behind)], end_id

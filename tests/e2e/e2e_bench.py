@@ -1,0 +1,90 @@
+"""Configurations and the command line, for the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CALCULATOR = Path(__file__).parents[2] / "examples" / "calculator"
+TABLES = """
+[rollout]
+entrypoint = "{entrypoint}"
+agent_timeout_seconds = 60
+[dataset]
+path = "{data}"
+[policy]
+path = "run:sft"
+[sampling]
+max_tokens = 48
+[train]
+rows_per_step = 2
+group_size = 4
+steps = 3
+"""
+RECORD = """
+[run]
+name = "record"
+[rollout]
+entrypoint = "{entrypoint}"
+[dataset]
+path = "{data}"
+[llm]
+model = "scripted"
+script = "{script}:answer"
+[eval]
+attempts = 8
+"""
+SFT = """
+[run]
+name = "sft"
+[rollout]
+entrypoint = "{entrypoint}"
+[dataset]
+path = "{data}"
+[policy]
+path = "start"
+[train]
+algorithm = "sft"
+from_run = "record"
+min_reward = 0.0
+steps = 90
+batch_samples = 16
+learning_rate = 1e-2
+final_learning_rate = 0.1
+checkpoint_every = 30
+"""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A folder with configs and a workspace, and the command that works in it."""
+
+    folder: Path
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "ws"
+
+    def osmosis(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "osmosis_ai", *arguments, "--workspace", str(self.workspace)]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=180)
+        if check and done.returncode:
+            raise AssertionError(f"{arguments} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return done
+
+    def lines(self, *arguments: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.osmosis(*arguments, "--json").stdout.splitlines()]
+
+    def write(self, name: str, text: str, **values: str) -> Path:
+        known = {
+            "entrypoint": str(CALCULATOR / "strands_agent.py"),
+            "data": str(self.folder / "four.jsonl"),
+            "script": str(CALCULATOR / "demonstrations.py"),
+        }
+        path = self.folder / name
+        path.write_text(text.format(**{**known, **values}))
+        return path
