@@ -1,104 +1,80 @@
-"""`osmosis`: the root command. Commands are imported when they are used, so that `--help` is instant."""
+"""`osmosis`: the table of commands, and how a command line ends in an exit code.
 
-from __future__ import annotations
+Click is imported when a command is used, and what a command needs when that command is: help is instant.
+"""
 
-import importlib
 import sys
-from collections.abc import Mapping
-from typing import Any
-
-import click
 
 from osmosis_ai import __version__
 
-EXIT_CODES = """\b
+ABOUT = "Evaluate and train language-model agents with reinforcement learning."
+EXIT_CODES = """\
 Exit codes: 0 done, 1 failed, 2 usage, 3 below a threshold,
 4 infrastructure, 5 partial, 130 interrupted."""
 
+# group -> (help, command -> (module:attribute, help)); the order is that of the help
+COMMANDS = {
+    "policy": (
+        "Make a policy.",
+        {"new": ("osmosis_ai.cli.policy:new", "Make a small policy with random weights.")},
+    ),
+    "eval": (
+        "Evaluate a workflow with any model.",
+        {"run": ("osmosis_ai.cli.eval:run", "Run every row of a dataset and report the rewards.")},
+    ),
+    "train": (
+        "Train a policy with a workflow and its grader.",
+        {"run": ("osmosis_ai.cli.train:run", "Train; the same command goes on where it stopped.")},
+    ),
+    "runs": (
+        "Look at what is stored.",
+        {
+            "list": ("osmosis_ai.cli.runs:list_runs", "All runs of the workspace, newest first."),
+            "show": ("osmosis_ai.cli.runs:show", "One run: its steps, its rollouts, a rollout in full."),
+        },
+    ),
+}
 
-class LazyGroup(click.Group):
-    """A group whose commands live in modules that are imported on use: name -> (module:attribute, help)."""
+HELP = """\
+Usage: osmosis [OPTIONS] COMMAND [ARGS]...
 
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._lazy = lazy
+  {about}
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self._lazy)
+  {exit_codes}
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self._lazy:
-            return None
-        module, _, attribute = self._lazy[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+Options:
+  -V, --version  Show the version and exit.
+  -h, --help     Show this message and exit.
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            import difflib
-
-            near = difflib.get_close_matches(args[0], self._lazy, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(self._lazy)}."
-            raise click.UsageError(f"no such command {args[0]!r}.{hint}", ctx) from error
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The one-line helps of the table, so that help imports no command."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self._lazy.items()])
-
-
-def group(name: str, help: str, lazy: Mapping[str, tuple[str, str]]) -> LazyGroup:
-    return LazyGroup(name, help=help, lazy=lazy, no_args_is_help=True)
+Commands:
+{commands}
+"""
 
 
-policy = group(
-    "policy",
-    "Make a policy.",
-    {"new": ("osmosis_ai.cli.policy:new", "Make a small policy with random weights.")},
-)
-evals = group(
-    "eval",
-    "Evaluate a workflow with any model.",
-    {"run": ("osmosis_ai.cli.eval:run", "Run every row of a dataset and report the rewards.")},
-)
-train = group(
-    "train",
-    "Train a policy with a workflow and its grader.",
-    {"run": ("osmosis_ai.cli.train:run", "Train; the same command goes on where it stopped.")},
-)
-runs = group(
-    "runs",
-    "Look at what is stored.",
-    {
-        "list": ("osmosis_ai.cli.runs:list_runs", "All runs of the workspace, newest first."),
-        "show": ("osmosis_ai.cli.runs:show", "One run: its steps, its rollouts, a rollout in full."),
-    },
-)
-
-root = LazyGroup(
-    "osmosis",
-    help="Evaluate and train language-model agents with reinforcement learning.\n\n" + EXIT_CODES,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    lazy={
-        "policy": ("osmosis_ai.cli.main:policy", "Make a policy."),
-        "eval": ("osmosis_ai.cli.main:evals", "Evaluate a workflow with any model."),
-        "train": ("osmosis_ai.cli.main:train", "Train a policy with a workflow and its grader."),
-        "runs": ("osmosis_ai.cli.main:runs", "Look at what is stored."),
-    },
-)
-click.version_option(__version__, "-V", "--version", prog_name="osmosis")(root)
+def help_text() -> str:
+    """What Click prints for `osmosis --help`, to the letter (a test compares), without Click."""
+    width = max(map(len, COMMANDS))
+    return HELP.format(
+        about=ABOUT,
+        exit_codes=EXIT_CODES.replace("\n", "\n  "),
+        commands="\n".join(f"  {name:<{width}}  {about}" for name, (about, _) in COMMANDS.items()),
+    )
 
 
 def main() -> None:
     """Entry point: errors raised on purpose become one message and an exit code, without a traceback."""
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        sys.stdout.write(help_text())
+        sys.exit(0)
+    if sys.argv[1:] in (["--version"], ["-V"]):
+        sys.stdout.write(f"osmosis, version {__version__}\n")
+        sys.exit(0)
+    import click
+
+    from osmosis_ai.cli.groups import root
+
     try:
-        root.main(standalone_mode=False)
+        root.main(prog_name="osmosis", standalone_mode=False)
         sys.exit(0)
     except click.ClickException as error:
         error.show()
