@@ -24,6 +24,7 @@ from osmosis_ai.engine.base import Completion, Sampling
 from osmosis_ai.engine.uniform import uniform
 from osmosis_ai.errors import EngineError
 
+TESTED = "transformers>=5.22,<5.24"  # of which private parts are used: see `_take_over`
 PAGE_TOKENS = 32
 BATCH_TOKENS = 2048  # of prompts, in one forward pass
 
@@ -261,28 +262,33 @@ def _new_manager(model: Any, max_requests: int, cache_tokens: int, share_blocks:
         max_requests_per_batch=max_requests,
         max_blocks_per_request=0,
         allow_block_sharing=share_blocks,
-        auto_switch_to_flash=False,
         # The choice of tokens runs in Python between two forward passes, which neither can contain.
         use_async_batching=False,
         use_cuda_graph=False,
     )
-    return model.init_continuous_batching(generation_config=generation, continuous_batching_config=config)
+    try:
+        return model.init_continuous_batching(generation_config=generation, continuous_batching_config=config)
+    except ValueError as error:  # before 5.22 it accepts no attention of ours
+        raise _unknown_transformers(str(error)) from error
 
 
 def _take_over(manager: Any, choose: Callable[[torch.Tensor, torch.Tensor], None]) -> Any:
     """Replace how the manager chooses tokens; returns its batch processor."""
-    import transformers
-
     manager.warmup()  # makes the batch processor, which `start` then uses
     runner: Any = getattr(manager.batch_processor, "model_runner", None)
     batch = getattr(manager.batch_processor, "inputs_and_outputs", None)
     if not hasattr(runner, "_sample") or not hasattr(batch, "requests_in_batch"):
-        raise EngineError(
-            f"transformers {transformers.__version__} has changed how continuous batching samples "
-            "(ModelRunner._sample or ContinuousBatchingIOs.requests_in_batch is gone). "
-            "Install a version that this engine was tested with: pip install 'transformers>=5.18,<5.24'."
-        )
+        raise _unknown_transformers("ModelRunner._sample or ContinuousBatchingIOs.requests_in_batch is gone")
     if manager.logit_processor.do_processing:
         raise EngineError("continuous batching would change the logits before they are sampled from")
     runner._sample = choose
     return manager.batch_processor
+
+
+def _unknown_transformers(what: str) -> EngineError:
+    import transformers
+
+    return EngineError(
+        f"transformers {transformers.__version__} does continuous batching in another way ({what}). "
+        f"Install a version that this engine was tested with: pip install '{TESTED}'."
+    )

@@ -221,3 +221,11 @@ async def test_one_request_at_a_time_is_bitwise_repeatable(endless_folder: Path)
         runs.append([found[i] for i in range(8)])
         await engine.close()
     assert runs[0] == runs[1]
+
+
+async def test_a_transformers_that_samples_in_another_way_is_named(endless_folder: Path, monkeypatch):
+    from transformers.generation.continuous_batching.model_runner import ModelRunner
+
+    monkeypatch.delattr(ModelRunner, "_sample")
+    with pytest.raises(EngineError, match=r"transformers 5\..*ModelRunner\._sample .* is gone.*pip install"):
+        await TorchEngine().open(EngineSpec(endless_folder))
