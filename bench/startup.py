@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PYTHON = [sys.executable]
-# pydantic does its own importing when the first model is made, so this is the fair baseline for the line below
+# pydantic imports most of itself when the first model is made: the fair baseline for the imports below
 PYDANTIC_MODEL = "from pydantic import BaseModel\nclass Config(BaseModel): name: str"
-ENTRYPOINT_IMPORTS = "from osmosis_ai.rollout import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, Grader, GraderContext"
+ENTRYPOINT_IMPORTS = (
+    "from osmosis_ai.rollout import AgentWorkflow, AgentWorkflowConfig, AgentWorkflowContext, "
+    "Grader, GraderContext"
+)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -114,9 +117,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds
     text, met = table(measure(rounds))
-    print(
-        f"Python {sys.version.split()[0]}, medians of {rounds} fresh processes; ratios of wall and of CPU time"
-    )
+    version = sys.version.split()[0]
+    print(f"Python {version}, medians of {rounds} fresh processes; ratios of wall and of CPU time")
     print(text)
     sys.exit(0 if met else 1)
 
