@@ -1,0 +1,87 @@
+"""The documents that are generated from the code: `docs/config.md` and `docs/cli.md`.
+
+python -m osmosis_ai.cli.documents           write them
+python -m osmosis_ai.cli.documents --check   exit code 1 when one is stale, naming it
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from osmosis_ai.cli.groups import root
+from osmosis_ai.config import config_reference
+
+DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+COLUMNS = 90  # of the help, whatever terminal this runs in
+
+CLI_HEAD = """\
+# Command line
+
+Generated from the commands by `make docs`.
+
+Results go to standard output, messages and progress to standard error. With `--json` standard output is
+one JSON object per line. Ctrl-C stops a run in order: what is finished is kept, and the same command goes
+on. Control characters in the output of a model are shown as escapes, never sent to the terminal.
+"""
+
+
+def cli_reference() -> str:
+    """`docs/cli.md`: the help of every command."""
+    parts = [CLI_HEAD]
+    top = click.Context(root, info_name="osmosis", terminal_width=COLUMNS, **root.context_settings)
+    for context in commands(top):
+        parts.append(f"## {context.command_path}\n\n```text\n{context.get_help().rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+def commands(context: click.Context) -> Iterator[click.Context]:
+    """The command and all below it, in the order of the help."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            command = context.command.get_command(context, name)
+            assert command is not None
+            yield from commands(click.Context(command, parent=context, info_name=name))
+
+
+DOCUMENTS: Mapping[str, Callable[[], str]] = {
+    "config.md": config_reference,
+    "cli.md": cli_reference,
+}
+
+
+def stale(folder: Path) -> list[Path]:
+    """The documents in `folder` that are not what the code says today."""
+    return [folder / name for name, make in DOCUMENTS.items() if _read(folder / name) != make()]
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in DOCUMENTS.items():
+        (folder / name).write_text(make(), encoding="utf-8")
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 when a document is stale.")
+@click.option("--folder", type=click.Path(path_type=Path), default=DOCS, help="Where the documents are.")
+def main(check: bool, folder: Path) -> None:
+    """Write the documents that are generated from the code."""
+    if not check:
+        write(folder)
+        return
+    if found := stale(folder):
+        names = ", ".join(f"docs/{path.name}" for path in found)
+        click.echo(f"not what the code says: {names}. Run `make docs` and commit the result.", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
