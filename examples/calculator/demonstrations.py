@@ -14,12 +14,12 @@ from typing import Any
 Message = dict[str, Any]
 
 # How often each mistake is made, per call of the model.
-GUESSES = 0.15  # answers at once, with a number out of the air
-WRONG_TOOL = 0.18
-WRONG_DIGIT = 0.06  # in one argument
-SKIPS_SECOND_STEP = 0.35
-WRONG_COPY = 0.06  # of the last result, in the answer
-MALFORMED = 0.03  # a tool call that is no JSON
+GUESSES = 0.25  # answers at once, with a number out of the air
+WRONG_TOOL = 0.2
+WRONG_DIGIT = 0.01  # in one argument
+SKIPS_SECOND_STEP = 0.4
+WRONG_COPY = 0.01  # of the last result, in the answer
+MALFORMED = 0.02  # a tool call that is no JSON
 
 
 def answer(messages: list[Message], tools: list[dict[str, Any]], random: Random) -> Message:

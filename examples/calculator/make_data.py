@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 SYSTEM_PROMPT = "You are a calculator. Use the tools, then answer with the number."
-SEED = 7
-NUM_TRAIN = 400
+SEED = 11
+NUM_TRAIN = 800
 NUM_HELDOUT = 200
 TWO_DIGITS = (10, 99)
 ONE_DIGIT = (2, 9)

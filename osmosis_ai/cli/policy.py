@@ -24,9 +24,9 @@ from osmosis_ai.types import Message, ToolSchema
     "--text", "files", multiple=True, type=click.Path(path_type=Path), help="... or to a text file."
 )
 @click.option("--hidden-size", type=click.IntRange(8), default=64, show_default=True)
-@click.option("--layers", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--vocab-size", type=click.IntRange(300), default=512, show_default=True)
-@click.option("--max-context", type=click.IntRange(64), default=2048, show_default=True, help="Tokens.")
+@click.option("--layers", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--vocab-size", type=click.IntRange(300), default=768, show_default=True)
+@click.option("--max-context", type=click.IntRange(64), default=1024, show_default=True, help="Tokens.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @WORKSPACE
 @JSON
