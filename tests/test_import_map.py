@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "engine": set(),
     "train": set(),
     "providers": set(),
+    "rewards": set(),
     "rollout": set(),
     "gateway": {"engine.base", "engine.completions", "store.base", "providers.base"},
     "controller": {"config", "datasets", "engine", "gateway", "providers", "store", "train"},

@@ -6,20 +6,55 @@ from osmosis_ai.rollout.integrations.agents import openai_agents, strands
 
 
 def public(module: object) -> set[str]:
-    return {name for name in vars(module) if not name.startswith("_")}
+    return {name for name in vars(module) if not name.startswith("_")} - {"annotations"}
 
 
 def test_the_package_itself_promises_its_version_and_its_folders():
     folders = {
         "cli", "config", "controller", "datasets", "engine", "errors", "eval", "gateway", "providers",
-        "rollout", "store", "train", "types",
+        "rewards", "rollout", "store", "train", "types",
     }  # fmt: skip
     assert public(osmosis_ai) <= folders
     assert osmosis_ai.__version__.count(".") == 2
 
 
+def test_what_users_import_from_the_package():
+    assert sorted(osmosis_ai.__all__) == [
+        "CompletionsResult",
+        "InitResponse",
+        "MissingAPIKeyError",
+        "ModelNotFoundError",
+        "OpenAIFunctionToolSchema",
+        "OsmosisLLMClient",
+        "OsmosisRolloutError",
+        "OsmosisServerError",
+        "OsmosisTimeoutError",
+        "OsmosisTransportError",
+        "OsmosisValidationError",
+        "ProviderRequestError",
+        "RolloutAgentLoop",
+        "RolloutContext",
+        "RolloutMetrics",
+        "RolloutRequest",
+        "RolloutResponse",
+        "RolloutResult",
+        "RubricResult",
+        "__version__",
+        "create_app",
+        "evaluate_rubric",
+        "get_agent_loop",
+        "list_agent_loops",
+        "osmosis_reward",
+        "osmosis_rubric",
+        "register_agent_loop",
+    ]
+    for name in osmosis_ai.__all__:
+        assert getattr(osmosis_ai, name) is not None
+
+
 def test_what_users_import_from_rollout():
     assert sorted(osmosis_ai.rollout.__all__) == [
+        "AgentLoopConfig",
         "AgentWorkflow",
         "AgentWorkflowConfig",
         "AgentWorkflowContext",
@@ -34,11 +69,17 @@ def test_what_users_import_from_rollout():
         "LocalBackend",
         "OsmosisRolloutModel",
         "OsmosisStrandsAgent",
+        "RolloutAgentLoop",
+        "RolloutClientSettings",
         "RolloutContext",
         "RolloutErrorCategory",
+        "RolloutRequest",
+        "RolloutResult",
         "RolloutSample",
+        "RolloutSettings",
         "RolloutStatus",
         "SampleSource",
+        "create_app",
         "create_rollout_server",
         "get_rollout_context",
     ]

@@ -17,6 +17,9 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from osmosis_ai.errors import ConfigError, EntrypointError
+from osmosis_ai.rollout.agent_loop import RolloutAgentLoop
+from osmosis_ai.rollout.agent_loop_grader import AgentLoopGrader, grader_with
+from osmosis_ai.rollout.agent_loop_workflow import AgentLoopConfig, as_workflow
 from osmosis_ai.rollout.config import AgentWorkflowConfig, GraderConfig
 from osmosis_ai.rollout.grader import Grader
 from osmosis_ai.rollout.workflow import AgentWorkflow
@@ -43,19 +46,28 @@ def load_entrypoint(
 ) -> Entrypoint:
     """Import `entrypoint` and find exactly one workflow and at most one grader and one config of each.
 
+    Where there is no AgentWorkflow, one RolloutAgentLoop (an instance, or a class) is taken for it; its
+    rewards then come from `run`, unless there is a grader.
+
     `entrypoint` is a path to a `.py` file or a dotted module; its folder (or the working directory) goes on
     sys.path. `workflow` and `grader` name an attribute of the module and settle which one when there are
     several. `workflow_overrides` (the `[workflow]` table of the TOML) are merged over the workflow's config.
     """
     scan = _Scan(entrypoint, _import(entrypoint))
-    chosen: type[AgentWorkflow[Any]] = scan.the_class(AgentWorkflow, workflow, "workflow")
-    config = scan.only(AgentWorkflowConfig, "workflow config")
+    loop = scan.agent_loop(workflow)
+    chosen: type[AgentWorkflow[Any]]
+    if loop is None:
+        chosen = scan.the_class(AgentWorkflow, workflow, "workflow")
+        config = scan.only(AgentWorkflowConfig, "workflow config")
+    else:
+        chosen = as_workflow(loop)
+        config = scan.only(AgentLoopConfig, "agent loop config")
     if workflow_overrides:
         config = merge_overrides(config or _new_config(chosen), workflow_overrides)
     return Entrypoint(
         workflow=chosen,
         workflow_config=config,
-        grader=scan.a_class(Grader, grader, "grader"),
+        grader=scan.a_class(Grader, grader, "grader") or (None if loop is None else scan.loop_grader()),
         grader_config=scan.only(GraderConfig, "grader config"),
     )
 
@@ -71,6 +83,9 @@ def merge_overrides(config: AgentWorkflowConfig, overrides: Mapping[str, Any]) -
             findings += [
                 _finding(key, issue["loc"], issue["msg"], issue["input"]) for issue in error.errors()
             ]
+        except ValueError:  # a config that takes no further fields
+            known = ", ".join(type(config).model_fields)
+            findings.append(f"workflow.{key}: unknown key; known: {known}")
     if findings:
         raise ConfigError(findings)
     return merged
@@ -102,11 +117,40 @@ class _Scan:
             f"osmosis_ai.rollout.{base.__name__}{hint}"
         )
 
+    def agent_loop(self, named: str | None) -> RolloutAgentLoop | None:
+        """The one RolloutAgentLoop, when there is no AgentWorkflow; an instance before a class."""
+        if named is not None:
+            value = getattr(self.module, named, None)
+            if not (isinstance(value, RolloutAgentLoop) or _is_subclass(value, RolloutAgentLoop)):
+                return None
+            return _instance(value, named)
+        if self._matching(lambda value: _is_concrete(value, AgentWorkflow)):
+            return None
+        found = self._matching(lambda value: isinstance(value, RolloutAgentLoop)) or self._matching(
+            lambda value: _is_concrete(value, RolloutAgentLoop)
+        )
+        if len(found) > 1:
+            raise EntrypointError(
+                f"{len(found)} agent loops found in {self.entrypoint!r}: {', '.join(found)}. "
+                f'Keep one, or choose: workflow = "{next(iter(found))}" in [rollout]'
+            )
+        return next((_instance(value, name) for name, value in found.items()), None)
+
+    def loop_grader(self) -> type[Grader[Any]]:
+        """For an agent loop without a Grader: its own reward, or that of the one @osmosis_reward function."""
+        found = self._matching(lambda value: inspect.isfunction(value) and hasattr(value, "osmosis_reward"))
+        if len(found) > 1:
+            raise EntrypointError(
+                f"{len(found)} functions with @osmosis_reward found in {self.entrypoint!r}: "
+                f"{', '.join(found)}. Keep one, or define a Grader that calls them"
+            )
+        return next((grader_with(value) for value in found.values()), AgentLoopGrader)
+
     def a_class(self, base: type[Any], named: str | None, what: str) -> type[Any] | None:
         """The one concrete subclass of `base`; None when there is none."""
         if named is not None:
             return self._named(base, named, what)
-        found = self._matching(lambda value: _is_subclass(value, base) and not inspect.isabstract(value))
+        found = self._matching(lambda value: _is_concrete(value, base))
         if len(found) > 1:
             listed = ", ".join(f"{name} ({value.__module__})" for name, value in found.items())
             raise EntrypointError(
@@ -150,6 +194,24 @@ class _Scan:
 
 def _is_subclass(value: Any, base: type[Any]) -> bool:
     return inspect.isclass(value) and issubclass(value, base) and value is not base
+
+
+def _is_concrete(value: Any, base: type[Any]) -> bool:
+    return _is_subclass(value, base) and not inspect.isabstract(value)
+
+
+def _instance(value: Any, name: str) -> RolloutAgentLoop:
+    if isinstance(value, RolloutAgentLoop):
+        return value
+    try:
+        made: RolloutAgentLoop = value()
+    # The boundary to the author's __init__; an abstract class is among what it raises.
+    except Exception as error:
+        raise EntrypointError(
+            f"agent loop {name} cannot be made: {type(error).__name__}: {error}. "
+            "Make an instance of it at module level"
+        ) from error
+    return made
 
 
 def _new_config(workflow: type[AgentWorkflow[Any]]) -> AgentWorkflowConfig:

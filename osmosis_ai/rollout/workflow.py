@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 TConfig = TypeVar("TConfig")
 
@@ -24,6 +24,9 @@ class AgentWorkflow(ABC, Generic[TConfig]):
     Build agents and sessions inside `run`: there they find the active `RolloutContext`, are routed to the
     policy, and leave their conversation as a sample.
     """
+
+    # True only for a RolloutAgentLoop: its author computes rewards in `run`, from metadata["ground_truth"].
+    label_in_metadata: ClassVar[bool] = False
 
     def __init__(self, config: TConfig | None = None) -> None:
         self.config = config

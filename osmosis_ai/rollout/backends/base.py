@@ -17,6 +17,8 @@ class RolloutStatus(StrEnum):
     PENDING = "pending"
     SUCCESS = "success"
     FAILURE = "failure"
+    COMPLETED = "COMPLETED"  # these two: of a RolloutAgentLoop, on its own wire only
+    ERROR = "ERROR"
 
 
 class RolloutErrorCategory(StrEnum):

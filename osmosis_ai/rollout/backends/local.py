@@ -152,6 +152,8 @@ class LocalBackend(ExecutionBackend):
                 workflow = self._workflow(config)
                 where = f"{self.workflow_name}.run"
                 metadata = copy.deepcopy(request.metadata)  # the grader's stays as the dataset has it
+                if self._workflow.label_in_metadata and request.label is not None:
+                    metadata = {**(metadata or {}), "ground_truth": request.label}
                 await workflow.run(AgentWorkflowContext(request.prompt, config, metadata))
             # The boundary: whatever the workflow raises fails this rollout and no other.
             except BaseException as raised:

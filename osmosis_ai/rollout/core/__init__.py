@@ -1,0 +1,1 @@
+"""The wire and the base classes of the RolloutAgentLoop style, under their public paths."""

@@ -1,0 +1,278 @@
+"""The desk: admits rollouts, runs them as tasks, reports each phase once, and keeps what they came to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from osmosis_ai.errors import UsageError
+from osmosis_ai.rollout.backends.base import (
+    ExecutionBackend,
+    ExecutionRequest,
+    ExecutionResult,
+    RolloutErrorCategory,
+    RolloutStatus,
+)
+from osmosis_ai.rollout.server.callbacks import CallbackClient, encode
+from osmosis_ai.rollout.server.protocol import (
+    CancelRequest,
+    CancelResponse,
+    GraderCompleteRequest,
+    RolloutCompleteRequest,
+    RolloutInitRequest,
+)
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED = 10_000  # ended rollouts whose ids are still known, so that a repeated POST runs nothing twice
+DELIVERED_KEPT = 256  # results that a callback has delivered are kept as well, but not more than these
+RETRY_SECONDS = 5  # after which a controller that was refused for the length of the queue may ask again
+
+
+class Refused(Exception):
+    """A request that is answered with an HTTP status and a reason."""
+
+    def __init__(self, status: int, reason: str, *, retry_after: int | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+        self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+
+
+@dataclass(frozen=True, slots=True)
+class DeskSettings:
+    """What `create_rollout_server` was told."""
+
+    max_queued: int | None = None
+    callback_origins: Sequence[str] | None = None
+    result_retention_seconds: float = 900.0
+    artifacts_root: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_queued is not None and self.max_queued < 0:
+            raise UsageError(f"max_queued must be at least 0, or None for no bound, got {self.max_queued}")
+        if not self.result_retention_seconds > 0:
+            raise UsageError(f"result_retention_sec must be above 0, got {self.result_retention_seconds}")
+        for given in self.callback_origins or ():
+            if given != origin(given):
+                raise UsageError(
+                    f"callback_origins: {given!r} is not an origin; write it like 'https://controller:8443'"
+                )
+
+
+@dataclass(slots=True)
+class Entry:
+    """A rollout that was admitted. The task is held here: asyncio itself keeps only a weak reference."""
+
+    request: RolloutInitRequest
+    status: RolloutStatus = RolloutStatus.QUEUED
+    task: asyncio.Task[None] | None = None
+    reported: set[str] = field(default_factory=set)  # phases whose one callback has been begun
+    result: bytes | None = None  # the JSON of the last phase
+    delivered: bool = False  # a callback has taken that result
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def graded(self) -> bool:
+        """Whether a grader is asked for: by a URL for its callback, or by a controller that polls."""
+        request = self.request
+        return request.grader_callback_url is not None or (
+            request.completion_callback_url is None and request.grade
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What an ended rollout came to."""
+
+    status: RolloutStatus
+    result: bytes | None  # None: not kept any more
+    expires: float  # time.monotonic() until which the result is kept
+
+
+class Desk:
+    """One per server. All of it runs in the server's event loop."""
+
+    def __init__(self, backend: ExecutionBackend, settings: DeskSettings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._callbacks = CallbackClient()
+        self._running: dict[str, Entry] = {}
+        self._ended: OrderedDict[str, Ended] = OrderedDict()  # in the order in which they ended
+        self._delivered: OrderedDict[str, None] = OrderedDict()  # those that a callback has delivered
+        self._working = 0  # admitted, and the workflow has not ended
+        self._draining = False
+
+    # --- what the routes ask for
+
+    def admit(self, request: RolloutInitRequest) -> None:
+        """Start the rollout, once: a repeated id gets the same answer and no second run."""
+        rollout_id = request.rollout_id
+        if rollout_id in self._running or rollout_id in self._ended:
+            return
+        self._check_callbacks(request)
+        if self._draining:
+            raise Refused(503, "this rollout server is shutting down", retry_after=1)
+        self._check_queue()
+        entry = Entry(request)
+        self._running[rollout_id] = entry
+        self._working += 1
+        entry.task = asyncio.create_task(self._run(entry), name=f"rollout-{rollout_id}")
+
+    def cancel(self, asked: CancelRequest) -> CancelResponse:
+        answer = CancelResponse()
+        for rollout_id in self._asked_for(asked):
+            entry = self._running.get(rollout_id)
+            if entry is not None and entry.task is not None:
+                entry.task.cancel()
+                answer.cancelled.append(rollout_id)
+            else:
+                (answer.finished if rollout_id in self._ended else answer.unknown).append(rollout_id)
+        return answer
+
+    def status(self, rollout_id: str) -> RolloutStatus:
+        if entry := self._running.get(rollout_id):
+            return entry.status
+        return self._known(rollout_id).status
+
+    async def result(self, rollout_id: str, wait_seconds: float) -> bytes | RolloutStatus:
+        """The JSON of the result, or the status of a rollout that has not ended after `wait_seconds`."""
+        if entry := self._running.get(rollout_id):
+            try:
+                async with asyncio.timeout(wait_seconds):
+                    await entry.over.wait()
+            except TimeoutError:
+                return entry.status
+        ended = self._known(rollout_id)
+        if ended.result is None or ended.expires < time.monotonic():
+            kept = f"{self._settings.result_retention_seconds:g} s"
+            raise Refused(
+                410, f"the result of rollout {rollout_id} ({ended.status}) is not kept any more (after {kept})"
+            )
+        return ended.result
+
+    def health(self) -> dict[str, Any]:
+        entries = self._running.values()
+        phases = (RolloutStatus.QUEUED, RolloutStatus.RUNNING, RolloutStatus.GRADING)
+        return {
+            **self._backend.health(),
+            "accepting": not self._draining,
+            "max_queued": self._settings.max_queued,
+            "rollouts": {phase.value: sum(e.status is phase for e in entries) for phase in phases},
+        }
+
+    async def drain(self, seconds: float) -> None:
+        """Let running rollouts end for `seconds`, then report the rest as failed and let go of everything."""
+        self._draining = True
+        left = list(self._running.values())
+        tasks = [entry.task for entry in left if entry.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        stopped = [entry for entry in left if entry.task is not None and not entry.task.done()]
+        reports = [
+            self._report_rest(e, "the rollout server was shut down before the rollout ended", attempts=1)
+            for e in stopped
+        ]
+        for entry in stopped:
+            assert entry.task is not None
+            entry.task.cancel()
+        await asyncio.gather(*reports)
+        await self._callbacks.close()
+        await self._backend.close()
+
+    # --- admission
+
+    def _check_callbacks(self, request: RolloutInitRequest) -> None:
+        """A callback goes to the controller and nowhere else: its URLs are no way to make us call anybody."""
+        allowed = self._settings.callback_origins
+        if allowed is None:
+            allowed = (origin(request.chat_completions_url),)
+        for name in ("completion_callback_url", "grader_callback_url"):
+            url = getattr(request, name)
+            if url is not None and origin(url) not in allowed:
+                raise Refused(
+                    422,
+                    f"{name} = {url!r} is not at {' or '.join(allowed)}, where the controller is (the origin "
+                    "of chat_completions_url, or create_rollout_server(callback_origins=[...]))",
+                )
+
+    def _check_queue(self) -> None:
+        limit, most = self._backend.max_concurrency, self._settings.max_queued
+        if limit and most is not None and self._working >= limit + most:
+            raise Refused(
+                429,
+                f"{limit} rollouts run, which is the workflow's limit, and {self._working - limit} wait "
+                f"(max_queued is {most})",
+                retry_after=RETRY_SECONDS,
+            )
+
+    def _asked_for(self, asked: CancelRequest) -> Iterable[str]:
+        if asked.ids is not None:
+            return asked.ids
+        return [name for name in self._running if name.startswith(asked.prefix or "")]
+
+    def _known(self, rollout_id: str) -> Ended:
+        ended = self._ended.get(rollout_id)
+        if ended is None:
+            raise Refused(404, f"there is no rollout {rollout_id!r} here")
+        return ended
+
+    # --- one rollout
+
+    async def _run(self, entry: Entry) -> None:
+        async def workflow_ended(result: ExecutionResult) -> None:
+            self._working -= 1
+            ended_here = not (entry.graded and result.succeeded)
+            entry.status = result.status if ended_here else RolloutStatus.GRADING
+            await self._report(entry, "workflow", result)
+
+        async def grader_ended(result: ExecutionResult) -> None:
+            entry.status = result.status
+            await self._report(entry, "grader", result)
+
+        working = self._working  # unchanged by this rollout until its workflow has ended
+        try:
+            await self._backend.execute(
+                self._execution(entry), workflow_ended, grader_ended if entry.graded else None
+            )
+        except asyncio.CancelledError:
+            if entry.result is None:
+                entry.status = RolloutStatus.CANCELLED
+                entry.result = _plain_result(entry, "the rollout was cancelled")
+            raise
+        # The boundary of the backend: a fault of ours is reported too, for the phases without a result.
+        except Exception as error:
+            logger.exception("rollout %s: the backend failed", entry.request.rollout_id)
+            entry.status = RolloutStatus.FAILURE
+            await self._report_rest(entry, f"the rollout server failed: {type(error).__name__}: {error}")
+        finally:
+            del working
+            self._forget(entry)
+
+    def _execution(self, entry: Entry) -> ExecutionRequest:
+        request, root = entry.request, self._settings.artifacts_root
+
+        def started() -> None:
+            entry.status = RolloutStatus.RUNNING
+
+        return ExecutionRequest(
+            id=request.rollout_id,
+            prompt=request.initial_messages,
+            label=request.label,
+            metadata=request.metadata,
+            agent_timeout_sec=request.agent_timeout_sec,
+            grader_timeout_sec=request.grader_timeout_sec,
+            chat_completions_url=request.chat_completions_url,
+            api_key=request.llm_api_key or request.controller_api_key,
+            judge_chat_completions_url=request.judge_chat_completions_url or "",
+            judge_api_key=request.judge_api_key,
+            artifacts_dir=None if root is None else root / request.rollout_id,
+            on_start=started,
+        )
