@@ -9,21 +9,26 @@ override the fields of the workflow's own config object.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from osmosis_ai.errors import ConfigError
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # of a run: it becomes a folder and a part of URLs
+NAME_RULE = "at most 96 letters, digits, '.', '_' and '-', a letter or digit first"
 
 
 class Table(BaseModel):
     """One TOML table: unknown keys are errors, values are never coerced from another type."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class RunTable(Table):
@@ -31,7 +36,7 @@ class RunTable(Table):
 
     name: str = Field(
         "",
-        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,95})?$",
+        pattern=rf"^({NAME})?$",
         description="Name of the run; empty: the config file's name. The same name is resumed.",
     )
     seed: int = Field(0, ge=0, description="Seed of data order, sampling and the optimizer's random state.")
@@ -159,8 +164,12 @@ class Config(Table):
     train: TrainTable = TrainTable()
     workflow: dict[str, Any] = Field(default_factory=dict)
 
-    # Not keys of the file:
-    source: Path = Field(Path(), exclude=True, description="the file itself")
+    _source: Path = PrivateAttr(Path())
+
+    @property
+    def source(self) -> Path:
+        """The file itself."""
+        return self._source
 
     def resolve(self, path: str) -> Path:
         """A path of the file, relative to the file."""
@@ -181,19 +190,45 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Confi
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path}: not valid TOML: {error}"]) from error
-    for dotted, value in (overrides or {}).items():
-        if value is not None:
-            table, key = dotted.split(".")
-            data.setdefault(table, {})[key] = value
-    findings = []
+    given = {dotted: value for dotted, value in (overrides or {}).items() if value is not None}
+    for dotted, value in given.items():
+        table, key = dotted.split(".")
+        if isinstance(data.setdefault(table, {}), dict):  # else the file itself is wrong, and says so below
+            data[table][key] = value
+    file = _File(path, text, frozenset(given))
     try:
-        config = Config.model_validate({**data, "source": path} if "source" not in data else data)
+        config = Config.model_validate(data)
+        config._source = path
     except ValidationError as error:
-        findings = [_finding(path, text, data, dict(item)) for item in error.errors()]
-        raise ConfigError(findings) from None
-    if findings := list(_cross_checks(path, text, config)):
+        raise ConfigError(_in_order(_finding(file, dict(item)) for item in error.errors())) from None
+    if findings := list(_cross_checks(file, config)):
         raise ConfigError(findings)
     return config
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """Where a value came from, for messages."""
+
+    path: Path
+    text: str
+    overrides: frozenset[str]  # dotted keys that the command line gave
+
+    def place(self, *where: str) -> tuple[int, str]:
+        """The line, and `file:line` or the option of the command line."""
+        dotted = ".".join(where)
+        if dotted in self.overrides:
+            return 0, "--name" if dotted == "run.name" else f"--set {dotted}"
+        if len(where) == 1 and any(given.startswith(f"{dotted}.") for given in self.overrides):
+            line = line_of(self.text, *where)
+            return (line, f"{self.path}:{line}") if line > 1 else (0, f"--set {dotted}.")
+        line = line_of(self.text, *where)
+        return line, f"{self.path}:{line}"
+
+
+def _in_order(findings: Iterable[tuple[int, str]]) -> list[str]:
+    """The command line's first, then down the file."""
+    return [finding for _, finding in sorted(findings, key=lambda item: item[0])]
 
 
 def _read(path: Path) -> str:
@@ -208,41 +243,60 @@ def _read(path: Path) -> str:
         raise ConfigError([f"{path}: cannot be read as UTF-8 text: {error}"]) from error
 
 
-def _cross_checks(path: Path, text: str, config: Config) -> Iterator[str]:
+def _cross_checks(file: _File, config: Config) -> Iterator[str]:
+    if not re.fullmatch(NAME, config.run_name):
+        yield (
+            f"{file.path}: the file's name {config.run_name!r} cannot name a run, which must be {NAME_RULE}: "
+            "give one with --name or [run] name."
+        )
     if config.llm and config.policy:
         yield (
-            f"{path}:{line_of(text, 'policy')}: [llm] and [policy] are both given; "
+            f"{file.place('policy')[1]}: [llm] and [policy] are both given; "
             "keep one: [llm] for an external model, [policy] for a policy folder."
         )
+    model = file.place("llm", "model")[1]
     if config.llm and config.llm.model == "scripted" and not config.llm.script:
-        yield (
-            f'{path}:{line_of(text, "llm", "model")}: llm.model = "scripted" needs llm.script = "file.py:function".'
-        )
+        yield f'{model}: llm.model = "scripted" needs llm.script = "file.py:function".'
     if config.llm and config.llm.model != "scripted" and not config.llm.base_url:
         yield (
-            f"{path}:{line_of(text, 'llm', 'model')}: llm.base_url is missing: the endpoint of "
-            f'{config.llm.model!r}, e.g. base_url = "http://localhost:8000/v1".'
+            f"{model}: llm.base_url is missing: the endpoint of {config.llm.model!r}, "
+            'e.g. base_url = "http://localhost:8000/v1".'
         )
 
 
-def _finding(path: Path, text: str, data: Mapping[str, Any], item: Mapping[str, Any]) -> str:
-    """One pydantic error as one line for the person who wrote the file."""
+def _finding(file: _File, item: Mapping[str, Any]) -> tuple[int, str]:
+    """One pydantic error as one line for the person who wrote the file, after the line that it is about."""
     where = [str(part) for part in item["loc"]]
-    dotted, line = ".".join(where), line_of(text, *where)
+    dotted, (line, place) = ".".join(where), file.place(*where)
     if item["type"] == "extra_forbidden":
         allowed = _allowed(where[:-1])
         near = difflib.get_close_matches(where[-1], allowed, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         kind = "table" if len(where) == 1 else "key"
-        return f"{path}:{line}: unknown {kind} {dotted!r}.{hint} Known here: {', '.join(sorted(allowed))}."
+        return line, f"{place}: unknown {kind} {dotted!r}.{hint} Known here: {', '.join(sorted(allowed))}."
     if item["type"] == "missing":
-        return f"{path}:{line}: {dotted} is missing: {_description(where)}"
-    return f"{path}:{line}: {dotted} = {item.get('input')!r}: {item['msg']}. {_description(where)}"
+        name = f"the table [{dotted}]" if len(where) == 1 else dotted
+        return line, f"{place}: {name} is missing: {_description(where)}"
+    return line, f"{place}: {dotted} = {_toml(item.get('input'))} {_must(where, item)}. {_description(where)}"
+
+
+def _must(where: list[str], item: Mapping[str, Any]) -> str:
+    """What pydantic expected, in our words: "Input should be at most 1" -> "must be at most 1"."""
+    if item["type"] in ("model_type", "dict_type"):
+        return f"must be a table: write [{where[0]}] on a line of its own and its keys below"
+    if where == ["run", "name"]:
+        return f"must be {NAME_RULE}"
+    return str(item["msg"]).replace("Input should be", "must be", 1)
+
+
+def _toml(value: Any) -> str:
+    """A value as the file would write it."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _allowed(where: list[str]) -> list[str]:
     if not where:
-        return [name for name in Config.model_fields if name != "source"]
+        return list(Config.model_fields)
     return list(TABLES[where[0]].model_fields) if where[0] in TABLES else []
 
 
@@ -261,6 +315,8 @@ def line_of(text: str, *where: str) -> int:
             table_line = number if inside else table_line
         elif re.match(rf"\s*[\"']?{re.escape(where[-1])}[\"']?\s*=", line) and (inside or len(where) == 1):
             return number
+        elif re.match(rf"\s*{re.escape(where[0])}\s*(=|\.\s*{re.escape(where[-1])}\s*=)", line):
+            return number  # table = { key = ... }, table.key = ...
     return table_line
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from osmosis_ai.cli.transcript import printable
 from osmosis_ai.store.base import StepRecord
 from osmosis_ai.types import Rollout, Status
+
+SHOWN_FAILURES = 3
+SHOWN_CHARS = 240  # of a reason
 
 
 class Display:
@@ -23,53 +28,109 @@ class Display:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(
+                errors="replace"
+            )  # a curve in a terminal without Unicode is ugly, no crash
         self._bar: Progress | None = None
         self._task: Any = None
 
     def note(self, text: str) -> None:
         """A line for the person; never data."""
-        self.err.print(Text(text))
+        self.err.print(Text(printable(text)))
 
     def data(self, value: Any) -> None:
         """One JSON line on standard output, with --json."""
         if self.as_json:
-            sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+            sys.stdout.write(json.dumps(value) + "\n")  # ASCII: no character of a model reaches the terminal
             sys.stdout.flush()
 
     def out(self, text: str) -> None:
         """The result as text on standard output, without --json."""
         if not self.as_json:
-            sys.stdout.write(text + "\n")
+            sys.stdout.write(printable(text) + "\n")
             sys.stdout.flush()
 
+    def parts(self, parts: Sequence[str]) -> None:
+        """A line of several parts; on a terminal it is broken between them, never inside of one."""
+        self.note("\n".join(wrapped(parts, self.err.width if self.err.is_terminal else None)))
+
     @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[None]:
-        """A progress bar that `advance` moves; only on a terminal."""
+    def bar(self, label: str) -> Iterator[None]:
+        """A line at the bottom of a terminal: signs of life, and progress once `expect` has said how much."""
         if not self.err.is_terminal or self.as_json:
             yield
             return
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
             TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
+            _Clock(),
         )
         with Progress(*columns, console=self.err, transient=True) as self._bar:
-            self._task = self._bar.add_task(label, total=total, note="")
+            self._task = self._bar.add_task(label, total=None, note="")
             yield
         self._bar = None
 
-    def advance(self, label: str | None = None, note: str | None = None, total: int | None = None) -> None:
+    def expect(self, label: str, total: int | None) -> None:
+        """From now on the bar is about `total` rollouts, or (None) about something of unknown length."""
         if self._bar is not None:
-            if total is not None:
-                self._bar.reset(self._task, total=total)
-            else:
-                self._bar.advance(self._task)
-            if note is not None:
-                self._bar.update(self._task, note=note)
-            if label is not None:
-                self._bar.update(self._task, description=label)
+            self._bar.reset(
+                self._task, total=total, description=label, note="" if total is None else f"0/{total}"
+            )
+
+    def advance(self, done: int, note: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, note=note)
+
+
+class _Clock(ProgressColumn):
+    """Time left where it can be known, else time gone."""
+
+    def render(self, task: Task) -> Text:
+        left = task.time_remaining if task.total is not None else None
+        if left is not None:
+            return Text(f"left {minutes(left)}")
+        return Text(minutes(task.elapsed or 0.0))
+
+
+def minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def wrapped(parts: Sequence[str], width: int | None) -> list[str]:
+    """Parts, two spaces between them, in lines of at most `width` columns; further lines are indented."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if width is None or len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(f"    {part}")
+    return lines
+
+
+def first_line(reason: str) -> str:
+    """Of a reason, what fits a terminal; `osmosis runs show` has all of it."""
+    line = reason.splitlines()[0] if reason else ""
+    return line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"
+
+
+class Failures:
+    """The first few failures, each in one line: a person learns what is wrong, and is not flooded."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._shown = 0
+
+    def note(self, rollout: Rollout, then: str = "") -> None:
+        self._shown += 1
+        if self._shown > SHOWN_FAILURES:
+            return
+        self._display.note(
+            f"  row {rollout.row_index}: {rollout.status.value}{then}: {first_line(rollout.reason)}"
+        )
+        if self._shown == SHOWN_FAILURES:
+            self._display.note("  further failures are not shown here; see `osmosis runs show`")
 
 
 class EvalProgress:
@@ -80,27 +141,30 @@ class EvalProgress:
         self._total = total
         self._rewards: list[float] = []
         self._failed: dict[str, int] = {}
+        self._failures = Failures(display)
         self._last_line = time.monotonic()
+        display.expect("rollouts", total)
 
     def on_rollout(self, rollout: Rollout) -> None:
         if rollout.reward is not None:
             self._rewards.append(rollout.reward)
         elif rollout.status is not Status.GRADED:
             self._failed[rollout.status.value] = self._failed.get(rollout.status.value, 0) + 1
-            if sum(self._failed.values()) <= 3:
-                first = rollout.reason.splitlines()[0] if rollout.reason else ""
-                self._display.note(f"  row {rollout.row_index}: {rollout.status.value}: {first}")
-        self._display.advance(note=self._note())
+            self._failures.note(rollout)
+        done = len(self._rewards) + sum(self._failed.values())
+        note = f"{done}/{self._total}  {self._so_far()}"
+        self._display.advance(done, note)
         # when piped: one line every few seconds, not one per rollout
         if not self._display.err.is_terminal and time.monotonic() - self._last_line > 5:
             self._last_line = time.monotonic()
-            done = len(self._rewards) + sum(self._failed.values())
-            self._display.note(f"  {done}/{self._total} rollouts  {self._note()}")
+            self._display.note(f"  {note} so far")
 
-    def _note(self) -> str:
-        mean = f"reward {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else ""
-        failed = " ".join(f"{count} {status}" for status, count in self._failed.items())
-        return f"{mean} {failed}".strip()
+    def on_retry(self, rollout: Rollout) -> None:
+        self._failures.note(rollout, ", tried again")
+
+    def _so_far(self) -> str:
+        parts = [f"reward {sum(self._rewards) / len(self._rewards):.3f}"] if self._rewards else []
+        return ", ".join(parts + [f"{count} {status}" for status, count in self._failed.items()])
 
 
 class TrainProgress:
@@ -108,10 +172,12 @@ class TrainProgress:
 
     def __init__(self, display: Display, rollouts_per_step: int) -> None:
         self._display = display
-        self._per_step = rollouts_per_step
+        self._per_step = rollouts_per_step  # 0: this training makes no rollouts
+        self._failures = Failures(display)
         self._steps = 0
         self._first = 0
         self._step = 0
+        self._done = 0
         self._started = time.monotonic()
 
     def on_start(self, last_step: int, steps: int) -> None:
@@ -122,55 +188,60 @@ class TrainProgress:
         self._next_bar()
 
     def on_rollout(self, rollout: Rollout) -> None:
-        self._display.advance()
+        if rollout.status is not Status.GRADED:
+            self._failures.note(rollout)
+        self._done += 1
+        learning = "  learning" if self._done == self._per_step else ""
+        self._display.advance(self._done, f"{self._done}/{self._per_step} rollouts{learning}")
+
+    def on_retry(self, rollout: Rollout) -> None:
+        self._failures.note(rollout, ", tried again")
 
     def on_step(self, record: StepRecord) -> None:
-        self._step = record.step
+        self._step, self._done = record.step, 0
         done = record.step - self._first
         left = (time.monotonic() - self._started) / done * (self._steps - record.step)
         self._display.data({"event": "step", "step": record.step, "version": record.version} | record.metrics)
         if not self._display.as_json:
-            self._display.note(step_line(record, self._steps, left))
+            self._display.parts([*step_parts(record, self._steps), f"left {minutes(left)}"])
         self._next_bar()
 
     def _next_bar(self) -> None:
-        label = f"step {min(self._step + 1, self._steps)}/{self._steps}"
-        self._display.advance(label, note="rollouts", total=self._per_step)
+        if self._step >= self._steps:
+            self._display.expect("saving the policy", None)
+        else:
+            self._display.expect(f"step {self._step + 1}/{self._steps}", self._per_step or None)
 
 
-def step_line(record: StepRecord, steps: int, seconds_left: float) -> str:
+def step_parts(record: StepRecord, steps: int) -> list[str]:
     """One step in one line.
 
-    step  7/40 | reward 0.641, 6/8 groups with signal | rollouts 64 > 64 > 64 > 48 > 48 (16 no_signal) |
-    1,912 tok/s | audit 4.8e-07 | 3.4 s | left 1:52
+    step  7/40  reward 0.641  signal 6/8 groups  trained 48/64 (16 no_signal)  912 tok/s  audit 4.8e-07  3.4 s
     """
     metrics = record.metrics
     parts = [f"step {record.step:>{len(str(steps))}}/{steps}"]
     if "funnel" in metrics:
         reward = metrics["reward_mean"]
-        parts.append(
-            f"reward {'  -  ' if reward is None else f'{reward:.3f}'}, "
-            f"{metrics['groups_with_signal']}/{metrics['groups']} groups with signal"
-        )
-        parts.append(funnel_text(metrics["funnel"]))
-        parts.append(f"{metrics['sampled_tokens_per_second']:,.0f} tok/s")
-        parts.append(f"audit {metrics['audit']['max_difference']:.1e}")
+        parts += [
+            f"reward {'-' if reward is None else f'{reward:.3f}'}",
+            f"signal {metrics['groups_with_signal']}/{metrics['groups']} groups",
+            funnel_text(metrics["funnel"]),
+            f"{metrics['sampled_tokens_per_second']:,.0f} tok/s",
+            f"audit {metrics['audit']['max_difference']:.1e}",
+        ]
         if metrics["loss"] is None:
-            parts.append("no signal: weights unchanged")
+            parts.append("no group has a signal: weights unchanged")
     else:
-        parts.append(f"loss {metrics['loss']:.4f}")
-        parts.append(f"{metrics['trained_tokens_per_second']:,.0f} tok/s")
-    parts.append(f"{metrics['seconds']['step']:.1f} s")
-    minutes, seconds = divmod(int(seconds_left), 60)
-    parts.append(f"left {minutes}:{seconds:02d}")
-    return " | ".join(parts)
+        parts += [f"loss {metrics['loss']:.4f}", f"{metrics['trained_tokens_per_second']:,.0f} tok/s"]
+    return [*parts, f"{metrics['seconds']['step']:.1f} s"]
 
 
 def funnel_text(funnel: dict[str, Any]) -> str:
-    """rollouts 64 > 63 > 63 > 40 > 40 (1 workflow_timeout, 23 no_signal): generated to trained."""
-    stages = " > ".join(str(count["rollouts"]) for count in funnel["stages"].values())
+    """trained 40/64 (1 workflow_timeout, 23 no_signal): of the rollouts that were generated; it adds up."""
+    stages = funnel["stages"]
     losses = ", ".join(
         f"{count['rollouts']} {reason}" if count["rollouts"] else f"{count['tokens']} tokens {reason}"
         for reason, count in funnel["losses"].items()
     )
-    return f"rollouts {stages}" + (f" ({losses})" if losses else "")
+    text = f"trained {stages['trained']['rollouts']}/{stages['generated']['rollouts']}"
+    return text + (f" ({losses})" if losses else "")

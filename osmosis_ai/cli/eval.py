@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from osmosis_ai.cli.display import Display, EvalProgress
+from osmosis_ai.cli.display import Display, EvalProgress, first_line
 from osmosis_ai.cli.options import config_options, read_config, run_async, workspace_at
 from osmosis_ai.config import Config
 from osmosis_ai.controller.opening import OpenRun, Workspace, leftovers, open_rollouts, open_run
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import InfrastructureError, OsmosisError
 from osmosis_ai.eval.run import EvalReport, evaluate, places_of, summarise
 from osmosis_ai.types import Rollout, Status
 
@@ -28,22 +29,30 @@ def run(
     """Run the workflow of CONFIG on every row and report the rewards.
 
     The same command goes on where it stopped: what has a result is not run again. Exit code 5 when some
-    rollouts could not be brought to a result for reasons that are not the workflow's or the grader's.
+    rollouts could not be brought to a result for reasons that are not the workflow's or the grader's (4 when
+    that is all of them), 1 when the workflow or the grader failed in every rollout.
     """
     display = Display(as_json=as_json)
     report = run_async(
         _evaluate(read_config(config, name, settings), workspace_at(workspace), fresh, display)
     )
+    sys.exit(exit_code(report))
+
+
+def exit_code(report: EvalReport) -> int:
+    """Nothing graded is no result; a part that is not the user code's is missing from a partial one."""
     unfinished = sum(report.failures.get(s.value, 0) for s in (Status.INFRASTRUCTURE, Status.MODEL_ERROR))
-    if unfinished:
-        click.get_current_context().exit(PARTIAL)
+    if report.graded:
+        return PARTIAL if unfinished else 0
+    return InfrastructureError.exit_code if unfinished else OsmosisError.exit_code
 
 
 async def _evaluate(config: Config, workspace: Workspace, fresh: bool, display: Display) -> EvalReport:
     async with open_run(config, "eval", workspace, fresh=fresh) as opened:
         display.note(f"{'resuming' if opened.resumed else 'starting'} run {opened.run_id}")
         try:
-            rollouts = await _rollouts(opened, display)
+            with display.bar("starting"):
+                rollouts = await _rollouts(opened, display)
         except asyncio.CancelledError:
             await opened.finish(interrupted=True)
             display.note("interrupted; what has a result is kept. The same command goes on.")
@@ -70,8 +79,8 @@ async def _rollouts(opened: OpenRun, display: Display) -> list[Rollout]:
             display.data(_rollout_line(rollout))
 
         parts.dispatcher.on_end = on_end
-        with display.bar("rollouts", total):
-            return await evaluate(parts.dispatcher, opened.run_id, parts.rows, config.eval.attempts, known)
+        parts.dispatcher.on_retry = progress.on_retry
+        return await evaluate(parts.dispatcher, opened.run_id, parts.rows, config.eval.attempts, known)
 
 
 def _rollout_line(rollout: Rollout) -> dict[str, Any]:
@@ -103,7 +112,8 @@ def report_text(run_id: str, report: EvalReport) -> str:
     for rates in report.pass_rates:
         lines.append(f"  pass@{rates.k:<7} {rates.at}   pass^{rates.k} {rates.hat}")
     for status, count in sorted(report.failures.items()):
-        lines.append(f"  {count} without a reward: {status}")
+        first = first_line(report.first_failures[status])
+        lines.append(f"  {count} without a reward: {status}, first {first}")
     lines.append(f"  {report.turns} turns, {report.completion_tokens} completion tokens")
     if report.malformed_tool_calls:
         lines.append(f"  {report.malformed_tool_calls} malformed tool calls, answered with an error result")

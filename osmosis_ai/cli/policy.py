@@ -48,8 +48,7 @@ def new(
     tokenizer is fitted to the text of a stored run or of files, so that small policies stay fast.
     """
     display = Display(as_json=as_json)
-    if path.exists() and any(path.iterdir()):
-        raise UsageError(f"{path} exists and is not empty; choose another path or remove it first")
+    _refuse_taken(path)
     if not from_run and not files:
         raise UsageError("say what text the tokenizer is fitted to: --from-run RUN or --text FILE")
     from osmosis_ai.engine.policy import conversation_texts, new_policy
@@ -69,6 +68,15 @@ def new(
     )
     display.data({"event": "done", "policy": str(path)})
     display.out(f"policy {path}: hidden size {hidden_size}, {layers} layers, random weights of seed {seed}")
+
+
+def _refuse_taken(path: Path) -> None:
+    """Nothing is overwritten, and nothing is made below a file."""
+    for above in (path, *path.parents):
+        if above.exists() and not above.is_dir():
+            raise UsageError(f"no folder can be made at {path}: {above} is a file; choose another path")
+    if path.exists() and any(path.iterdir()):
+        raise UsageError(f"{path} exists and is not empty; choose another path or remove it first")
 
 
 def _read(file: Path) -> str:

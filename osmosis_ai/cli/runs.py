@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from osmosis_ai.cli.display import Display, step_line
+from osmosis_ai.cli.display import Display, first_line, step_parts
 from osmosis_ai.cli.options import JSON, WORKSPACE, workspace_at
 from osmosis_ai.cli.transcript import transcript
 from osmosis_ai.controller.opening import Workspace
@@ -78,6 +78,8 @@ async def _show(workspace: Workspace, wanted: RolloutFilter, in_full: bool, disp
             known = ", ".join(summary.run.run_id for summary in await store.list_runs())
             raise UsageError(f"there is no run {wanted.run_id!r}. Known: {known or 'none'}.")
         rollouts = await store.rollouts(wanted, turns=in_full)
+        if in_full and not rollouts:
+            raise UsageError(f"run {run.run_id!r} has no such rollout. {await _held(store, run.run_id)}")
         if in_full:
             for rollout in rollouts:
                 display.data(asdict(rollout))
@@ -88,8 +90,8 @@ async def _show(workspace: Workspace, wanted: RolloutFilter, in_full: bool, disp
         steps = await store.steps(run.run_id)
         for record in steps:
             display.data({"event": "step", "step": record.step, "version": record.version} | record.metrics)
-            display.out("  " + step_line(record, steps[-1].step, 0.0).rsplit(" | left", 1)[0])
-        for rollout in rollouts:
+            display.out("  " + "  ".join(step_parts(record, steps[-1].step)))
+        for rollout in sorted(rollouts, key=lambda r: (r.step, r.row_index, r.group_id, r.member, r.attempt)):
             display.data({"event": "rollout", **asdict(rollout)})
             if run.kind == "eval":
                 display.out(_rollout_line(rollout))
@@ -97,7 +99,19 @@ async def _show(workspace: Workspace, wanted: RolloutFilter, in_full: bool, disp
         await store.close()
 
 
+async def _held(store: SqliteStore, run_id: str) -> str:
+    rollouts = await store.rollouts(RolloutFilter(run_id), turns=False)
+    if not rollouts:
+        return "It has none at all."
+    rows = sorted({rollout.row_index for rollout in rollouts})
+    steps = sorted({rollout.step for rollout in rollouts})
+    return (
+        f"It has {len(rollouts)}: rows {rows[0]} to {rows[-1]}, steps {steps[0]} to {steps[-1]}, "
+        f"ids like {rollouts[0].rollout_id}."
+    )
+
+
 def _rollout_line(rollout: Rollout) -> str:
     reward = "-" if rollout.reward is None else f"{rollout.reward:g}"
-    reason = f"  {rollout.reason.splitlines()[0]}" if rollout.reason else ""
+    reason = f"  {first_line(rollout.reason)}" if rollout.reason else ""
     return f"  row {rollout.row_index:<5} {rollout.status.value:<16} reward {reward}{reason}"

@@ -35,11 +35,14 @@ async def _train(config: Config, workspace: Workspace, fresh: bool, display: Dis
     async with open_run(config, "train", workspace, fresh=fresh) as opened:
         verb = "resuming" if opened.resumed else "starting"
         display.note(f"{verb} run {opened.run_id} ({config.train.algorithm}), {config.train.steps} steps")
-        per_step = config.train.rows_per_step * config.train.group_size
+        makes_rollouts = config.train.algorithm != "sft"
+        per_step = config.train.rows_per_step * config.train.group_size if makes_rollouts else 0
         progress = TrainProgress(display, per_step)
-        hooks = Hooks(display.note, progress.on_start, progress.on_rollout, progress.on_step)
+        hooks = Hooks(
+            display.note, progress.on_start, progress.on_rollout, progress.on_retry, progress.on_step
+        )
         try:
-            with display.bar("starting", per_step):
+            with display.bar("starting"):
                 folder = await run_training(opened, hooks)
         except asyncio.CancelledError:
             await opened.finish(interrupted=True)

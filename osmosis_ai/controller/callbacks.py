@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ Body = dict[str, Any]  # JSON of the callback, compat 1.2.4
 OnCallback = Callable[[Body], Awaitable[None]]
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
+REMEMBERED = 10_000  # ended rollouts whose servers may still have something to say
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class Callbacks:
 
     def __init__(self) -> None:
         self._expected: dict[str, Expected] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()  # rollout id -> callback key
 
     def expect(self, rollout_id: str, on_completed: OnCallback, on_graded: OnCallback) -> str:
         """Accept callbacks of a rollout from now on; returns its callback key."""
@@ -47,8 +50,11 @@ class Callbacks:
         return key
 
     def forget(self, rollout_id: str) -> None:
-        """The rollout has ended: its key dies, late callbacks get 404."""
-        self._expected.pop(rollout_id, None)
+        """The rollout has ended: late callbacks with its key are acknowledged and change nothing."""
+        if (expected := self._expected.pop(rollout_id, None)) is not None:
+            self._ended[rollout_id] = expected.key
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         status, answer = await self._answer(scope, receive)
@@ -62,6 +68,8 @@ class Callbacks:
         if scope["method"] != "POST" or len(parts) != 4 or parts[:2] != ["v1", "rollouts"]:
             return 404, {"error": f"no such route: {scope['method']} {scope['path']}"}
         rollout_id, phase = parts[2], parts[3]
+        if (key := self._ended.get(rollout_id)) and secrets.compare_digest(_bearer(scope), key.encode()):
+            return 200, {"status": "ignored: the rollout has ended"}
         expected = self._expected.get(rollout_id)
         if expected is None or phase not in expected.handlers:
             return 404, {"error": f"no callback {phase!r} is expected for rollout {rollout_id!r}"}

@@ -10,15 +10,16 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from osmosis_ai.controller.callbacks import Body, Callbacks
-from osmosis_ai.controller.user_server import UserServer
-from osmosis_ai.errors import InfrastructureError
+from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, ServerDiedError, UserServer
+from osmosis_ai.errors import InfrastructureError, StoreError
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.capture import CallCounts
@@ -26,6 +27,7 @@ from osmosis_ai.store.base import Store
 from osmosis_ai.types import RETRIED, Group, Rollout, Row, Sample, Status
 
 CALLBACK_GRACE_SECONDS = 60.0  # beyond both deadlines, for the server's own work and its callbacks
+DEATH_NOTICE_SECONDS = 1.0  # after a broken connection, to see whether the server's process has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,35 @@ def place_seed(seed: int, place: Place) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
 
 
+class _Airspace:
+    """Rollouts run side by side; a suspect runs alone.
+
+    A server that dies takes along all rollouts that run in it, and nobody knows which of them ended it. They
+    are tried again one at a time with nothing beside them: when it dies again, it is known.
+    """
+
+    def __init__(self) -> None:
+        self._flying = 0
+        self._suspects = 0  # that run, or wait to
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def taken(self, *, alone: bool) -> AsyncIterator[None]:
+        self._suspects += alone
+        try:
+            while self._flying if alone else self._suspects:
+                self._changed.clear()
+                await self._changed.wait()
+            self._flying += 1
+            try:
+                yield
+            finally:
+                self._flying -= 1
+        finally:
+            self._suspects -= alone
+            self._changed.set()
+
+
 class Dispatcher:
     """Runs rollouts on the user's server, at most `max_concurrent` at once."""
 
@@ -75,16 +106,17 @@ class Dispatcher:
         callbacks: Callbacks,
         store: Store,
         settings: DispatchSettings,
-        on_end: Callable[[Rollout], None] = lambda rollout: None,
     ) -> None:
         self._server = server
         self._gateway = gateway
         self._callbacks = callbacks
         self._store = store
         self._settings = settings
-        self.on_end = on_end
+        self.on_end: Callable[[Rollout], None] = lambda rollout: None  # the attempt that counts
+        self.on_retry: Callable[[Rollout], None] = lambda rollout: None  # one that will be tried again
         own_limit = server.max_concurrent or settings.max_concurrent
         self._slots = asyncio.Semaphore(min(settings.max_concurrent, own_limit))
+        self._airspace = _Airspace()
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         self._running: dict[str, asyncio.Task[Rollout]] = {}
 
@@ -133,15 +165,19 @@ class Dispatcher:
             if _is_result(rollout):
                 return Attempts(rollout, replaced)
         async with self._slots:
+            suspect = False
             for tries in range(self._settings.retries + 1):
-                rollout = await self._attempt(place, attempt=len(known) + tries)
-                self.on_end(rollout)
+                rollout, server_died = await self._attempt(place, len(known) + tries, alone=suspect)
+                suspect = suspect or server_died
                 if rollout.status not in RETRIED or tries == self._settings.retries:
                     break
+                self.on_retry(rollout)
                 replaced.append(rollout)
+            self.on_end(rollout)
         return Attempts(rollout, replaced)
 
-    async def _attempt(self, place: Place, attempt: int) -> Rollout:
+    async def _attempt(self, place: Place, attempt: int, *, alone: bool) -> tuple[Rollout, bool]:
+        """The rollout, ended, and whether the server died under it."""
         rollout = Rollout(
             rollout_id=f"{place.run_id}.{place.group_id}.m{place.member}.a{attempt}",
             run_id=place.run_id,
@@ -150,10 +186,12 @@ class Dispatcher:
             member=place.member,
             attempt=attempt,
             step=place.step,
-            started_at=time.time(),
         )
-        await self._store.start_rollout(rollout)
-        return await _Flight(self, place, rollout).fly()
+        async with self._airspace.taken(alone=alone):
+            rollout.started_at = time.time()
+            await self._store.start_rollout(rollout)
+            flight = _Flight(self, place, rollout, alone=alone)
+            return await flight.fly(), flight.server_died
 
 
 def place_key(place: Place) -> tuple[str, int]:
@@ -178,8 +216,11 @@ async def _cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
 class _Flight:
     """One attempt, from admission to its one terminal result."""
 
-    def __init__(self, dispatcher: Dispatcher, place: Place, rollout: Rollout) -> None:
+    def __init__(self, dispatcher: Dispatcher, place: Place, rollout: Rollout, *, alone: bool) -> None:
         self._d = dispatcher
+        self._alone = alone
+        self._finished = False  # the workflow has; a failure from now on is the grader's
+        self.server_died = False
         self._place = place
         self._rollout = rollout
         self._started = time.monotonic()
@@ -200,6 +241,11 @@ class _Flight:
             await self._land(Status.CANCELLED, "the run was stopped while the rollout was running")
             await self._cancel_on_server()
             raise
+        except StoreError:
+            raise  # nothing can be kept any more: the run stops
+        except ServerDiedError as error:
+            self.server_died = True
+            await self._land(*self._verdict(error))
         except (InfrastructureError, aiohttp.ClientError, TimeoutError) as error:
             await self._land(Status.INFRASTRUCTURE, str(error) or type(error).__name__)
         finally:
@@ -207,32 +253,51 @@ class _Flight:
         return self._rollout
 
     async def _launch_and_wait(self, llm_key: str, callback_key: str) -> None:
-        settings = self._d._settings
         await self._d._server.ensure_running()
         body = self._request(llm_key, callback_key)
         headers = {"Authorization": f"Bearer {self._d._server.api_key}"}
         url = f"{self._d._server.url}/rollout"
+        died = asyncio.ensure_future(self._d._server.died())
+        try:
+            await self._post(url, body, headers)
+            await self._wait(died)
+        except aiohttp.ClientError:
+            await asyncio.wait((died,), timeout=DEATH_NOTICE_SECONDS)
+            if died.done():
+                raise self._d._server.death(died.result()) from None
+            raise
+        finally:
+            died.cancel()
+
+    async def _post(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> None:
         timeout = aiohttp.ClientTimeout(total=30.0)
         async with self._d._session.post(url, json=body, headers=headers, timeout=timeout) as response:
             if response.status >= 300:
                 text = (await response.text())[:500]
                 raise InfrastructureError(f"{url} answered {response.status}: {text}")
+
+    async def _wait(self, died: asyncio.Future[int]) -> None:
+        settings = self._d._settings
         deadline = settings.agent_timeout_seconds + settings.grader_timeout_seconds + CALLBACK_GRACE_SECONDS
-        died = asyncio.ensure_future(self._d._server.died())
         either: set[asyncio.Future[Any]] = {self._landed, died}
-        try:
-            await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            died.cancel()
+        await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
         if self._landed.done():
             self._landed.result()
-        elif died.done() and not died.cancelled():
-            raise InfrastructureError(
-                f"the rollout server ended with status {died.result()} while the rollout was running.\n"
-                + self._d._server.log_tail()
-            )
+            self._d._server.worked()
+        elif died.done():
+            raise self._d._server.death(died.result())
         else:
             raise InfrastructureError(f"no callback came within {deadline:.0f} s")
+
+    def _verdict(self, error: ServerDiedError) -> tuple[Status, str]:
+        """Ours to try again, unless the rollout was alone in the server: then its own code has ended it."""
+        if not self._alone or error.status in KILLED_FROM_OUTSIDE:
+            return Status.INFRASTRUCTURE, str(error)
+        status, who = Status.WORKFLOW_ERROR, "the workflow"
+        if self._finished:
+            status, who = Status.GRADER_ERROR, "the grader"
+        what = f"{who} ended the process that it ran in, with status {error.status}; nothing else ran there."
+        return status, f"{what}\n{self._d._server.log_tail()}"
 
     def _request(self, llm_key: str, callback_key: str) -> dict[str, Any]:
         row, rollout_id, settings = self._place.row, self._rollout.rollout_id, self._d._settings
@@ -259,9 +324,12 @@ class _Flight:
             status = _workflow_failure(body)
             if status is Status.WORKFLOW_ERROR and (failure := self._counters().failure) is not None:
                 status, message = Status.MODEL_ERROR, f"{failure.kind}: {failure.message}"
+            if status is Status.WORKFLOW_TIMEOUT:
+                message += f". {self._calls_so_far()}"
             await self._land(status, message or "the workflow failed")
         elif not self._rollout.turns:
             await self._land(Status.NO_TURNS, self._no_turns_reason())
+        self._finished = True
 
     async def _on_graded(self, body: Body) -> None:
         if self._landed.done():
@@ -307,10 +375,15 @@ class _Flight:
 
     def _no_turns_reason(self) -> str:
         return (
-            f"rollout {self._rollout.rollout_id} (row {self._place.row.index}) produced no turn: run() made "
-            "no LLM call that was answered through the rollout's URL. Is the agent built inside run(), with "
-            "OsmosisRolloutModel or with the URL and key of the RolloutContext? " + self._counters().explain()
-        ).strip()
+            f"run() made no LLM call that was answered ({self._counters().explain()}), so rollout "
+            f"{self._rollout.rollout_id} (row {self._place.row.index}) produced no turn. Is the agent built "
+            "inside run(), with OsmosisRolloutModel or with the URL and key of the RolloutContext?"
+        )
+
+    def _calls_so_far(self) -> str:
+        counts = self._counters()
+        others = "" if counts.explain() == CallCounts().explain() else f"; {counts.explain()}"
+        return f"It had made {counts.answered} LLM calls that were answered{others}"
 
     async def _cancel_on_server(self) -> None:
         headers = {"Authorization": f"Bearer {self._d._server.api_key}"}
@@ -334,7 +407,10 @@ def read_samples(body: Body) -> tuple[list[Sample], str]:
     The rollout server checks the same; a server that somebody else wrote may not.
     """
     samples, problems = [], []
-    for sample_id, raw in (body.get("samples") or {}).items():
+    given = body.get("samples") or {}
+    if not isinstance(given, dict) or not all(isinstance(raw, dict) for raw in given.values()):
+        return [], f"samples must be an object of objects, got {str(given)[:200]}"
+    for sample_id, raw in given.items():
         reward, removed = raw.get("reward"), bool(raw.get("remove_sample"))
         finite = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
         if not removed and not finite:

@@ -6,6 +6,7 @@ rows -> groups of rollouts -> advantages -> training samples -> audit -> step ->
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -13,13 +14,14 @@ from typing import Any, Protocol
 from osmosis_ai.controller.checkpoints import Checkpoints
 from osmosis_ai.controller.schedule import items_of_step, learning_rate
 from osmosis_ai.engine.base import BackwardStats, Engine, LossSpec, OptimSpec
+from osmosis_ai.errors import InfrastructureError, OsmosisError
 from osmosis_ai.store.base import StepRecord, Store
 from osmosis_ai.train.advantages import ADVANTAGES
 from osmosis_ai.train.audit import Audit, audit, check
 from osmosis_ai.train.batch import Batch, Normalisation, build_batch
 from osmosis_ai.train.losses import LOSSES
 from osmosis_ai.train.samples import training_samples
-from osmosis_ai.types import Group, PolicyVersion, Rollout, Row, Status, TrainingSample
+from osmosis_ai.types import RETRIED, Group, PolicyVersion, Rollout, Row, Status, TrainingSample
 
 AUDIT_ONLY_ROLLOUTS = 4  # scored by the trainer when a step has nothing to train on
 
@@ -77,6 +79,7 @@ async def train(run: Training, on_step: Callable[[StepRecord], None]) -> None:
         rows = items_of_step(run.rows, step, run.settings.rows_per_step, run.settings.seed)
         known = [rollout for rollout in run.leftovers if rollout.step == step]
         groups, replaced = await run.collect(run.run_id, step, rows, run.settings.group_size, known)
+        refuse_without_rewards(groups, step)
         collected = time.monotonic()
 
         batch = build_batch(
@@ -97,6 +100,20 @@ async def train(run: Training, on_step: Callable[[StepRecord], None]) -> None:
         await run.store.finish_step(record)
         run.checkpoints.prune()
         on_step(record)
+
+
+def refuse_without_rewards(groups: Sequence[Group], step: int) -> None:
+    """A step in which nothing was graded teaches nothing, and the next would be no better: stop, say why."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if any(rollout.status is Status.GRADED for rollout in rollouts):
+        return
+    counts = Counter(rollout.status.value for rollout in rollouts)
+    kinds = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    ours = all(rollout.status in RETRIED for rollout in rollouts)
+    raise (InfrastructureError if ours else OsmosisError)(
+        f"step {step}: none of its {len(rollouts)} rollouts has a reward ({kinds}), so there is nothing to "
+        f"learn from. The first, of row {rollouts[0].row_index}: {rollouts[0].reason}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -80,14 +81,24 @@ class OpenRun:
     config: Config
     workspace: Workspace
     resumed: bool
+    stored: bool  # a run is stored when all its inputs have been found to hold
 
     @property
     def run_id(self) -> str:
         return self.record.run_id
 
+    async def begin(self) -> None:
+        """Store the run, or that it goes on. A run whose inputs do not hold leaves nothing behind."""
+        if not self.stored:
+            await self.store.create_run(self.record)
+            self.stored = True
+        elif self.resumed:
+            await self.store.resume_run(self.run_id)
+
     async def finish(self, error: str = "", *, interrupted: bool = False) -> None:
         state: RunState = "interrupted" if interrupted else "failed" if error else "done"
-        await self.store.finish_run(self.run_id, state, error)
+        if self.stored:
+            await self.store.finish_run(self.run_id, state, error)
 
 
 @asynccontextmanager
@@ -107,15 +118,12 @@ async def open_run(
         folder = workspace.run_folder(run_id)
         stack.enter_context(RunLock(folder))
         known = await store.get_run(run_id)
-        if known is None:
-            plain = config.model_dump(mode="json")
-            record = RunRecord(run_id, kind, "running", time.time(), identity, plain)
-            await store.create_run(record)
-        else:
+        if known is not None:
             refuse_changes(known, identity, kind)
-            await store.resume_run(run_id)
-            record = known
-        yield OpenRun(record, folder, store, config, workspace, resumed=known is not None)
+        plain = config.model_dump(mode="json")
+        record = known or RunRecord(run_id, kind, "running", time.time(), identity, plain)
+        resumed = known is not None
+        yield OpenRun(record, folder, store, config, workspace, resumed=resumed, stored=resumed)
 
 
 async def _run_id(store: Store, name: str, *, fresh: bool) -> str:
@@ -249,6 +257,7 @@ async def open_rollouts(run: OpenRun, *, training: bool, notify: Notify) -> Asyn
         settings = dispatch_settings(config, training=training)
         dispatcher = Dispatcher(server, gateway, callbacks, run.store, settings)
         stack.push_async_callback(dispatcher.close)
+        await run.begin()
         yield Rollouts(dispatcher, rows, engine, info)
 
 
@@ -355,12 +364,17 @@ def _script(name: str, config: Config) -> Any:
             f'llm.script = {name!r}: expected "file.py:function"; there is no function at {path}'
         )
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise UsageError(f"llm.script = {name!r}: {path} is not a Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the script is the user's code and may raise anything
+        text = "".join(traceback.format_exception_only(error)).strip()
+        raise UsageError(f"llm.script = {name!r}: importing {path} failed: {text}") from error
     if not callable(function := getattr(module, attribute, None)):
-        known = ", ".join(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
+        own = (n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__)
+        known = ", ".join(n for n in own if not n.startswith("_"))
         raise UsageError(f"llm.script = {name!r}: {path} has no function {attribute!r}. It has: {known}.")
     return function
 

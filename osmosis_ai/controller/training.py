@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from osmosis_ai.config import Config
 from osmosis_ai.controller.checkpoints import Checkpoints
 from osmosis_ai.controller.fine_tune import FineTuning, fine_tune
 from osmosis_ai.controller.loop import Training, TrainSettings, train
@@ -19,7 +20,7 @@ from osmosis_ai.controller.opening import (
     open_rollouts,
 )
 from osmosis_ai.engine.base import Engine
-from osmosis_ai.errors import UsageError
+from osmosis_ai.errors import ConfigError, UsageError
 from osmosis_ai.store.base import RolloutFilter, StepRecord
 from osmosis_ai.train.audit import GATES
 from osmosis_ai.train.conversations import conversation_samples
@@ -33,6 +34,7 @@ class Hooks:
     notify: Notify
     on_start: Callable[[int, int], None]  # (last step done before, steps in all)
     on_rollout: Callable[[Rollout], None]
+    on_retry: Callable[[Rollout], None]  # an attempt that will be followed by another
     on_step: Callable[[StepRecord], None]
 
 
@@ -42,7 +44,24 @@ async def run_training(run: OpenRun, hooks: Hooks) -> Path:
         raise UsageError(f"{run.config.source}: training needs [policy] path = a policy folder.")
     if run.config.train.algorithm == "sft":
         return await _fine_tune(run, hooks)
+    _refuse_other_distributions(run.config)
     return await _reinforce(run, hooks)
+
+
+def _refuse_other_distributions(config: Config) -> None:
+    """The trainer must score the very distribution that was sampled: softmax(logits / temperature)."""
+    sampling = config.sampling
+    findings = [
+        f"{config.source}: sampling.{key} = {value:g} cannot be trained; it must be {needed}: the trainer "
+        "scores the distribution that was sampled. Leave it out, or set it for eval only."
+        for key, value, needed, holds in (
+            ("temperature", sampling.temperature, "above 0", sampling.temperature > 0),
+            ("top_p", sampling.top_p, "1", sampling.top_p == 1),
+        )
+        if not holds
+    ]
+    if findings:
+        raise ConfigError(findings)
 
 
 async def _reinforce(run: OpenRun, hooks: Hooks) -> Path:
@@ -51,6 +70,7 @@ async def _reinforce(run: OpenRun, hooks: Hooks) -> Path:
         assert parts.engine is not None
         assert parts.info is not None
         parts.dispatcher.on_end = hooks.on_rollout
+        parts.dispatcher.on_retry = hooks.on_retry
         checkpoints = _checkpoints(run)
         last_step = await checkpoints.restore(parts.engine, await run.store.steps(run.run_id))
         version = await parts.engine.publish()
@@ -65,22 +85,30 @@ async def _reinforce(run: OpenRun, hooks: Hooks) -> Path:
             checkpoints=checkpoints,
             version=version,
             last_step=last_step,
-            leftovers=usable_leftovers(await leftovers(run, step=last_step + 1), version),
+            leftovers=usable_leftovers(await _leftovers_after(run, last_step), version),
         )
         await train(training, hooks.on_step)
         return await _export(run, parts.engine)
 
 
+async def _leftovers_after(run: OpenRun, last_step: int) -> list[Rollout]:
+    """Rollouts of the steps after `last_step`: with `checkpoint_every` above 1 some of these were taken."""
+    steps = await run.store.steps(run.run_id)
+    newest = max((record.step for record in steps), default=0) + 1
+    return [r for step in range(last_step + 1, newest + 1) for r in await leftovers(run, step=step)]
+
+
 def usable_leftovers(rollouts: list[Rollout], version: PolicyVersion) -> list[Rollout]:
-    """Rollouts of an earlier life that the restored weights sampled, or that only count as attempts.
+    """Rollouts of an earlier life; what other weights than the restored ones sampled is superseded.
 
     With `checkpoint_every` above 1 a step may be done again with weights that were computed again; what
-    the earlier ones sampled is then not taken.
+    the earlier ones sampled is then not taken, it only counts as an attempt.
     """
     return [
         rollout
+        if all(turn.policy_version == version for turn in rollout.turns)
+        else replace(rollout, status=Status.SUPERSEDED)
         for rollout in rollouts
-        if rollout.status is not Status.GRADED or all(t.policy_version == version for t in rollout.turns)
     ]
 
 
@@ -92,6 +120,7 @@ async def _fine_tune(run: OpenRun, hooks: Hooks) -> Path:
     conversations = conversation_samples(rollouts, open_renderer(run, config.policy))
     engine, _ = await open_engine(run, config.policy, trainable=True)
     try:
+        await run.begin()
         checkpoints = _checkpoints(run)
         last_step = await checkpoints.restore(engine, await run.store.steps(run.run_id))
         hooks.on_start(last_step, config.train.steps)
@@ -120,13 +149,19 @@ async def _rollouts_to_learn_from(run: OpenRun) -> list[Rollout]:
         )
     if await run.store.get_run(settings.from_run) is None:
         known = ", ".join(summary.run.run_id for summary in await run.store.list_runs())
-        raise UsageError(f"train.from_run = {settings.from_run!r}: there is no such run. Known: {known}.")
+        raise UsageError(
+            f"train.from_run = {settings.from_run!r}: there is no such run. Known: {known or 'none'}."
+        )
     graded = await run.store.rollouts(RolloutFilter(settings.from_run, statuses=[Status.GRADED]))
     chosen = [r for r in graded if r.reward is not None and r.reward >= settings.min_reward]
     if not chosen:
+        best = max((r.reward for r in graded if r.reward is not None), default=None)
+        found = (
+            f"the best has {best:g}" if best is not None else f"see `osmosis runs show {settings.from_run}`"
+        )
         raise UsageError(
-            f"run {settings.from_run!r} has {len(graded)} graded rollouts, none with a reward of at least "
-            f"train.min_reward = {settings.min_reward}."
+            f"train.from_run = {settings.from_run!r}: of its {len(graded)} graded rollouts none has a reward "
+            f"of at least train.min_reward = {settings.min_reward:g}; {found}."
         )
     return chosen
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,16 @@ from osmosis_ai.errors import EntrypointError, InfrastructureError
 
 START_TIMEOUT_SECONDS = 120.0  # importing an agent framework on a busy machine takes seconds
 STOP_TIMEOUT_SECONDS = 5.0
-MAX_STARTS = 5  # a server that keeps dying is given up
+MAX_STARTS = 5  # a server that dies so often without one rollout coming to a result is given up
+KILLED_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}  # statuses: out of memory, a person
+
+
+class ServerDiedError(InfrastructureError):
+    """The process with the user's code ended while rollouts were running in it."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status  # negative: the signal that ended it
 
 
 @dataclass(slots=True)
@@ -63,7 +73,8 @@ class UserServer:
                 return
             if self._starts >= MAX_STARTS:
                 raise InfrastructureError(
-                    f"the rollout server died {self._starts} times; giving up.\n{self.log_tail()}"
+                    f"the rollout server died {self._starts} times without a rollout that came to a result; "
+                    f"giving up.\n{self.log_tail()}"
                 )
             self._starts += 1
             await self._start()
@@ -72,6 +83,14 @@ class UserServer:
         """Wait until the current process ends; returns its exit status."""
         assert self._process is not None
         return await self._process.wait()
+
+    def worked(self) -> None:
+        """A rollout came to a result: the server is worth starting again when it dies."""
+        self._starts = 0
+
+    def death(self, status: int) -> ServerDiedError:
+        what = f"the rollout server ended with status {status} while the rollout was running."
+        return ServerDiedError(f"{what}\n{self.log_tail()}", status)
 
     def log_tail(self, lines: int = 12) -> str:
         """The end of what the user's code printed, for error messages."""

@@ -18,6 +18,7 @@ class EvalReport:
     attempts: int
     graded: int
     failures: dict[str, int]  # status -> rollouts without a reward
+    first_failures: dict[str, str]  # status -> row and reason of the first of them
     mean: Estimate | None  # None when nothing was graded
     pass_rates: list[PassEstimate]  # for k = 1, 2, 4, ... up to the attempts per row
     completion_tokens: int
@@ -43,11 +44,14 @@ def summarise(rollouts: Sequence[Rollout], attempts: int, pass_threshold: float)
     """Statistics over graded rollouts; a failure is counted, never taken for a reward of 0."""
     by_row: dict[int, list[float]] = {}
     failures: dict[str, int] = {}
+    first_failures: dict[str, str] = {}
     for rollout in rollouts:
         if rollout.status is Status.GRADED and rollout.reward is not None:
             by_row.setdefault(rollout.row_index, []).append(rollout.reward)
         else:
-            failures[rollout.status.value] = failures.get(rollout.status.value, 0) + 1
+            status = rollout.status.value
+            failures[status] = failures.get(status, 0) + 1
+            first_failures.setdefault(status, f"row {rollout.row_index}: {rollout.reason}")
     graded = sum(len(rewards) for rewards in by_row.values())
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     return EvalReport(
@@ -55,6 +59,7 @@ def summarise(rollouts: Sequence[Rollout], attempts: int, pass_threshold: float)
         attempts=attempts,
         graded=graded,
         failures=failures,
+        first_failures=first_failures,
         mean=mean_reward(by_row) if graded else None,
         pass_rates=_pass_rates(by_row, attempts, pass_threshold),
         completion_tokens=sum(turn.completion_tokens for turn in turns),
