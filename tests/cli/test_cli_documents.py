@@ -1,14 +1,32 @@
 """The documents that are generated, and the facts in the written ones that code can check."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from osmosis_ai.cli import documents
+from osmosis_ai.cli.eval import _plain, _rollout_line
 from osmosis_ai.cli.groups import root
 from osmosis_ai.cli.main import COMMANDS, help_text
+from osmosis_ai.controller.checkpoints import Checkpoints
+from osmosis_ai.controller.fine_tune import FineTuning, fine_tune
+from osmosis_ai.controller.loop import TrainSettings, Update, step_metrics
+from osmosis_ai.engine.base import EngineSpec
+from osmosis_ai.engine.scripted import ScriptedEngine
+from osmosis_ai.eval.run import summarise
+from osmosis_ai.eval.statistics import Estimate
+from osmosis_ai.store.base import RunRecord, StepRecord
+from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.train.advantages import ADVANTAGES
+from osmosis_ai.train.audit import Audit
+from osmosis_ai.train.batch import build_batch
+from osmosis_ai.train.funnel import LOST_BEFORE, STAGES
+from osmosis_ai.train.losses import LOSSES
+from osmosis_ai.types import RETRIED, Group, LossInput, Rollout, Row, Status, TrainingSample
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
@@ -80,3 +98,77 @@ def test_the_documents_that_the_code_points_to_are_there():
         ):
             assert (DOCS / name).is_file(), f"{file.name} points to docs/{name}"
             assert not anchor or anchor in anchors(DOCS / name), f"{file.name}: docs/{name}#{anchor}"
+
+
+# --- metrics
+
+
+def documented(section: str) -> set[str]:
+    """The names in the first column of the tables of a section of `metrics.md`."""
+    text = text_of("metrics.md").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return set(re.findall(r"^\| `([\w.]+)` \|", text, flags=re.MULTILINE))
+
+
+def dotted(value: dict, leaves: set[str] = frozenset(), above: str = "") -> set[str]:
+    """{"a": 1, "b": {"c": 2}} -> {"a", "b.c"}; a name in `leaves` is not opened."""
+    names = set()
+    for key, inner in value.items():
+        name = above + key
+        inside = isinstance(inner, dict) and name not in leaves
+        names |= dotted(inner, leaves, name + ".") if inside else {name}
+    return names
+
+
+def test_the_metrics_of_a_training_step_are_documented_and_no_others():
+    group = Group("s1.g0", Row(0, []), [])
+    batch = build_batch([group], [], ADVANTAGES["mean_baseline"])
+    one = torch.ones(1)
+    sums = LOSSES["grpo"](LossInput(one, one, one, one, 1.0)).sums
+    update = Update(Audit(0, 0.0, 0.0, 0.0), 0.0, 0.0, 0.0, dict(sums))
+    metrics = step_metrics(batch, update, {"rollouts": 1.0, "learning": 1.0})
+    assert dotted(metrics, {"funnel.stages", "funnel.losses"}) == documented("A training step")
+
+
+async def test_the_metrics_of_a_fine_tuning_step_are_documented_and_no_others(tmp_path):
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text('{"vocab_size": 9, "max_position_embeddings": 9}')
+    engine, store = ScriptedEngine([]), SqliteStore(tmp_path / "osmosis.db")
+    await engine.open(EngineSpec(tmp_path / "policy"))
+    await store.create_run(RunRecord("r", "train", "running", 0.0, {}, {}))
+    row = TrainingSample([1, 2], [0, 1], [0.0] * 2, [0.0, 1.0], [-1] * 2, [1.0] * 2, "", "r", "s")
+    settings = TrainSettings(
+        steps=1, seed=0, rows_per_step=1, group_size=2, advantage="mean_baseline", loss="grpo",
+        normalisation="token_mean", loss_params={}, learning_rate=1.0, warmup_steps=0, final_learning_rate=1.0,
+        weight_decay=0.0, max_grad_norm=1.0, microbatch_tokens=9, max_sample_tokens=9, audit_gate=1.0,
+    )  # fmt: skip
+    records: list[StepRecord] = []
+    await fine_tune(
+        FineTuning("r", [row], 1, settings, engine, store, Checkpoints(tmp_path / "run", every=1, keep=1)),
+        records.append,
+    )
+    await engine.close()
+    await store.close()
+    assert dotted(records[0].metrics) == documented("A fine-tuning step")
+
+
+def test_every_reason_of_the_funnel_is_documented_with_the_stage_that_it_misses():
+    text = text_of("metrics.md").split("\n## Reasons in the funnel\n")[1].split("\n## ")[0]
+    assert dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", text, flags=re.MULTILINE)) == LOST_BEFORE
+    assert set(re.findall(r"`(\w+)`", text_of("metrics.md"))) >= set(STAGES)
+
+
+def test_the_lines_of_an_eval_are_documented_and_no_others():
+    rollout = Rollout("r.r0.m0.a0", "r", row_index=0, group_id="r0", member=0)
+    assert set(_rollout_line(rollout)) - {"event"} == documented("A rollout line")
+    report = summarise([rollout], attempts=1, pass_threshold=1.0)
+    assert set(_plain(report)) == documented("An eval report")
+    estimates = re.findall(r"`(\w+)`", text_of("metrics.md").split("\nAn estimate ")[1])
+    assert {field.name for field in fields(Estimate)} <= set(estimates)
+
+
+def test_every_status_of_a_rollout_is_documented():
+    text = text_of("concepts.md").split("\n## How a rollout ends\n")[1].split("\n## ")[0]
+    documented_ones = re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE)
+    assert set(documented_ones) == {status.value for status in Status if status.is_terminal}
+    tried_again = set(re.findall(r"^\| `(\w+)` \|.*\| yes \|$", text, flags=re.MULTILINE))
+    assert tried_again == {status.value for status in RETRIED}
