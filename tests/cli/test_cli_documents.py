@@ -1,5 +1,6 @@
 """The documents that are generated, and the facts in the written ones that code can check."""
 
+import ast
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -138,8 +139,9 @@ async def test_the_metrics_of_a_fine_tuning_step_are_documented_and_no_others(tm
     row = TrainingSample([1, 2], [0, 1], [0.0] * 2, [0.0, 1.0], [-1] * 2, [1.0] * 2, "", "r", "s")
     settings = TrainSettings(
         steps=1, seed=0, rows_per_step=1, group_size=2, advantage="mean_baseline", loss="grpo",
-        normalisation="token_mean", loss_params={}, learning_rate=1.0, warmup_steps=0, final_learning_rate=1.0,
-        weight_decay=0.0, max_grad_norm=1.0, microbatch_tokens=9, max_sample_tokens=9, audit_gate=1.0,
+        normalisation="token_mean", loss_params={}, learning_rate=1.0, warmup_steps=0,
+        final_learning_rate=1.0, weight_decay=0.0, max_grad_norm=1.0, microbatch_tokens=9,
+        max_sample_tokens=9, audit_gate=1.0,
     )  # fmt: skip
     records: list[StepRecord] = []
     await fine_tune(
@@ -172,3 +174,43 @@ def test_every_status_of_a_rollout_is_documented():
     assert set(documented_ones) == {status.value for status in Status if status.is_terminal}
     tried_again = set(re.findall(r"^\| `(\w+)` \|.*\| yes \|$", text, flags=re.MULTILINE))
     assert tried_again == {status.value for status in RETRIED}
+
+
+# --- error texts
+
+
+def texts_of_the_source() -> set[str]:
+    """Every text in the source, on one line, with "…" where values are put in."""
+    texts = set()
+    for file in (ROOT / "osmosis_ai").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
+                texts.add("".join(str(part) for part in parts).replace("\n", " "))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.add(node.value.replace("\n", " "))
+    return texts
+
+
+def is_written(error: str, texts: set[str]) -> bool:
+    """Whether the fixed parts of `error` stand in this order in one text of the source."""
+    parts = [re.escape(part.strip()) for part in error.split("…") if part.strip(" .,:;?()")]
+    pattern = re.compile(".*".join(parts))
+    return any(pattern.search(text) for text in texts)
+
+
+def quoted_errors() -> list[str]:
+    return re.findall(r"^```text\n(.*?)\n```$", text_of("troubleshooting.md"), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_each_error_that_is_quoted_is_one_that_the_code_writes():
+    texts = texts_of_the_source()
+    assert [error for error in quoted_errors() if not is_written(error, texts)] == []
+    assert len(quoted_errors()) > 50
+
+
+def test_an_error_that_the_code_does_not_write_would_be_noticed():
+    texts = texts_of_the_source()
+    assert is_written("policy version …: sampler and trainer differ by …", texts)
+    assert not is_written("policy version …: sampler and trainer disagree by …", texts)
+    assert not is_written("sampler and trainer differ by …: policy version …", texts)
