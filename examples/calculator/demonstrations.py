@@ -14,7 +14,7 @@ from typing import Any
 Message = dict[str, Any]
 
 # How often each mistake is made, per call of the model.
-GUESSES = 0.25  # answers at once, with a number out of the air
+GUESSES = 0.3  # answers at once, with a number out of the air
 WRONG_TOOL = 0.2
 WRONG_DIGIT = 0.01  # in one argument
 SKIPS_SECOND_STEP = 0.4
