@@ -13,6 +13,7 @@ from osmosis_ai.cli import documents
 from osmosis_ai.cli.eval import _plain, _rollout_line
 from osmosis_ai.cli.groups import root
 from osmosis_ai.cli.main import COMMANDS, help_text
+from osmosis_ai.config import load_config
 from osmosis_ai.controller.checkpoints import Checkpoints
 from osmosis_ai.controller.fine_tune import FineTuning, fine_tune
 from osmosis_ai.controller.loop import TrainSettings, Update, step_metrics
@@ -20,6 +21,7 @@ from osmosis_ai.engine.base import EngineSpec
 from osmosis_ai.engine.scripted import ScriptedEngine
 from osmosis_ai.eval.run import summarise
 from osmosis_ai.eval.statistics import Estimate
+from osmosis_ai.rollout.discovery import load_entrypoint
 from osmosis_ai.store.base import RunRecord, StepRecord
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.train.advantages import ADVANTAGES
@@ -214,3 +216,28 @@ def test_an_error_that_the_code_does_not_write_would_be_noticed():
     assert is_written("policy version …: sampler and trainer differ by …", texts)
     assert not is_written("policy version …: sampler and trainer disagree by …", texts)
     assert not is_written("sampler and trainer differ by …: policy version …", texts)
+
+
+# --- examples
+
+
+def test_the_agents_of_the_documents_can_be_loaded_and_configured(tmp_path):
+    blocks = re.findall(r"```python\n(# (\w+)\.py\n.*?)```", text_of("writing-agents.md"), flags=re.DOTALL)
+    assert [name for _, name in blocks] == ["strands_agent", "openai_agents_agent"]
+    for source, name in blocks:
+        (tmp_path / f"documented_{name}.py").write_text(source)
+    strands = load_entrypoint(
+        str(tmp_path / "documented_strands_agent.py"), workflow_overrides={"max_model_calls": 6}
+    )
+    assert (strands.workflow.__name__, strands.workflow_config.max_model_calls) == ("SolverWorkflow", 6)
+    agents = load_entrypoint(str(tmp_path / "documented_openai_agents_agent.py"))
+    assert (agents.grader.__name__, agents.workflow_config) == ("SolverGrader", None)
+
+
+def test_the_tables_of_the_documents_are_valid_configurations(tmp_path):
+    for name in ("loop.md", "writing-agents.md"):
+        for table in re.findall(r"```toml\n(.*?)```", text_of(name), flags=re.DOTALL):
+            needed = {"rollout": 'entrypoint = "a.py"', "dataset": 'path = "rows.jsonl"'}
+            rest = "".join(f"[{key}]\n{line}\n" for key, line in needed.items() if f"[{key}]" not in table)
+            (tmp_path / "config.toml").write_text(table + rest)
+            load_config(tmp_path / "config.toml")
