@@ -5,16 +5,32 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from numbers import Real
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from osmosis_ai.rollout.samples import RolloutSample
+from osmosis_ai.rollout.workflow import made
 
 TConfig = TypeVar("TConfig")
 
 
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A model for the grader to ask: an OpenAI-compatible endpoint whose tokens are never trained.
+
+    Any client works: `AsyncOpenAI(base_url=judge.chat_completions_url, api_key=judge.api_key)`. So does an
+    Osmosis agent with an OsmosisRolloutModel that is built inside `grade()`.
+    """
+
+    chat_completions_url: str
+    api_key: str | None = field(default=None, repr=False)
+    model: str = "osmosis-rollout"  # the name to ask for; whoever runs the rollout decides what answers
+
+
 class GraderContext:
-    """What a grader is given: the label, the samples, the row's metadata."""
+    """What a grader is given: the label, the samples, the row's metadata, and a judge if there is one."""
 
     def __init__(
         self,
@@ -23,11 +39,34 @@ class GraderContext:
         metadata: dict[str, Any] | None = None,
         *,
         rollout_id: str = "",
+        judge: Judge | None = None,
+        artifacts_dir: Path | None = None,
     ) -> None:
         self.label = label
         self.samples: dict[str, RolloutSample] = dict(samples or {})
         self.metadata = metadata
         self.rollout_id = rollout_id
+        self._judge = judge
+        self._artifacts_dir = artifacts_dir
+
+    @property
+    def judge(self) -> Judge:
+        """The judge's endpoint. A RuntimeError when the run has none."""
+        if self._judge is None:
+            raise RuntimeError(
+                f"rollout {self.rollout_id} has no judge: the run names no model for its grader to ask "
+                "(judge_chat_completions_url of POST /rollout)"
+            )
+        return self._judge
+
+    @property
+    def has_judge(self) -> bool:
+        return self._judge is not None
+
+    @property
+    def artifacts_dir(self) -> Path | None:
+        """The rollout's folder for files, the workflow's too; None when the server keeps none."""
+        return made(self._artifacts_dir)
 
     def get_samples(self) -> dict[str, RolloutSample]:
         return self.samples

@@ -20,6 +20,7 @@ class RolloutSample(BaseModel):
     label: str | None = None
     reward: float | None = None  # None is "no reward", which is not a reward of 0
     remove_sample: bool = False  # neither rewarded nor trained
+    frozen: bool = False  # rewarded if the grader wants to, never trained
     metrics: dict[str, float] = Field(default_factory=dict)
     extra_fields: dict[str, Any] = Field(default_factory=dict)
 
@@ -34,14 +35,21 @@ class SampleSource(ABC):
 
 
 class MessagesSource(SampleSource):
-    """Reads `.messages` of an agent: a list of dicts with a role and a content."""
+    """Reads the `.messages` of an agent, or a list that is the messages: dicts with a role and a content.
+
+    An agent with `osmosis_frozen = True` gives a frozen sample.
+    """
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
 
     async def get_sample(self, name: str) -> RolloutSample:
-        messages = getattr(self._agent, "messages", None) or []
-        return RolloutSample(id=name, messages=[clean_message(message) for message in list(messages)])
+        agent = self._agent
+        messages = agent if isinstance(agent, list) else getattr(agent, "messages", None) or []
+        frozen = getattr(agent, "osmosis_frozen", False) is True
+        return RolloutSample(
+            id=name, messages=[clean_message(message) for message in list(messages)], frozen=frozen
+        )
 
 
 _TRACKING = frozenset({"tracking_id", "metadata"})  # what Strands adds to a message for itself

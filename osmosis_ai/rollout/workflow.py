@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 TConfig = TypeVar("TConfig")
@@ -16,6 +17,19 @@ class AgentWorkflowContext(Generic[TConfig]):
     prompt: list[dict[str, Any]]  # OpenAI chat messages of the row
     config: TConfig | None = None
     metadata: dict[str, Any] | None = None  # the row's; None when it has none
+    _artifacts_dir: Path | None = field(default=None, repr=False)
+
+    @property
+    def artifacts_dir(self) -> Path | None:
+        """A folder of this rollout for files to keep; None when the server keeps none."""
+        return made(self._artifacts_dir)
+
+
+def made(folder: Path | None) -> Path | None:
+    """The folder, there from now on: most rollouts never ask for theirs."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 class AgentWorkflow(ABC, Generic[TConfig]):

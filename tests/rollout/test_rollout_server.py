@@ -1,6 +1,7 @@
 """The rollout server over real HTTP: admission, callbacks, cancelling, draining."""
 
 import asyncio
+import json
 import math
 import socket
 from contextlib import asynccontextmanager
@@ -10,8 +11,11 @@ import pytest
 import uvicorn
 from rollout_stubs import StubController
 
+from osmosis_ai.errors import UsageError
 from osmosis_ai.rollout import (
     AgentWorkflow,
+    AgentWorkflowConfig,
+    ConcurrencyConfig,
     Grader,
     LocalBackend,
     RolloutSample,
@@ -19,12 +23,21 @@ from osmosis_ai.rollout import (
     create_rollout_server,
     get_rollout_context,
 )
-from osmosis_ai.rollout.server import callbacks
+from osmosis_ai.rollout.server import callbacks, desk
+from osmosis_ai.rollout.server.desk import origin
 
 
 class Said(SampleSource):
     async def get_sample(self, name):
         return RolloutSample(id=name, messages=[{"role": "assistant", "content": "148"}])
+
+
+class Odd(SampleSource):
+    """What a framework may keep that is no JSON: half a surrogate, a huge integer, bytes."""
+
+    async def get_sample(self, name):
+        content = {"text": "\ud83d", "seed": 2**70, "image": b"png"}
+        return RolloutSample(id=name, messages=[{"role": "assistant", "content": content}])
 
 
 RUNS = []
@@ -36,21 +49,32 @@ class Workflow(AgentWorkflow):
         RUNS.append((context.rollout_id, context.api_key))
         metadata = ctx.metadata or {}
         await asyncio.sleep(metadata.get("seconds", 0))
-        context.register_sample_source("solver", Said())
+        context.register_sample_source("solver", Odd() if metadata.get("odd") else Said())
+        if metadata.get("keep"):
+            (ctx.artifacts_dir / "notes.txt").write_text("solved")
         if metadata.get("fail"):
             raise ValueError("boom")
 
 
 class Exact(Grader):
     async def grade(self, ctx):
+        if (ctx.metadata or {}).get("keep"):
+            assert (ctx.artifacts_dir / "notes.txt").read_text() == "solved"
         ctx.set_sample_reward("solver", 1.0 if ctx.label == "148" else 0.0)
 
 
 @asynccontextmanager
-async def serving(**options):
+async def serving(max_concurrent=None, **options):
     """A rollout server on a free port; leaving the block shuts it down as a signal would."""
     RUNS.clear()
-    app = create_rollout_server(backend=LocalBackend(workflow=Workflow, grader=Exact), **options)
+    config = AgentWorkflowConfig(name="w", concurrency=ConcurrencyConfig(max_concurrent=max_concurrent))
+    backend = LocalBackend(workflow=Workflow, grader=Exact, workflow_config=config)
+    async with running(create_rollout_server(backend=backend, **options)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def running(app):
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     server.install_signal_handlers = lambda: None
@@ -68,7 +92,7 @@ def body(controller: StubController, rollout_id: str = "17", **fields):
         "rollout_id": rollout_id,
         "initial_messages": [{"role": "user", "content": "What is 37 times 4?"}],
         "label": "148",
-        "chat_completions_url": "http://127.0.0.1:1/v1",
+        "chat_completions_url": f"{controller.url}/v1",
         "controller_api_key": "callback-key",
         "llm_api_key": "llm-key",
         "completion_callback_url": f"{controller.url}/v1/rollouts/{rollout_id}/completed",
@@ -182,6 +206,8 @@ async def test_a_callback_that_is_never_taken_is_given_up_and_the_rollout_is_sti
         {"grader_timeout_sec": -1},
         {"completion_callback_url": "file:///etc/passwd"},
         {"initial_messages": "hello"},
+        {"chat_completions_url": "http://127.0.0.1:port/v1"},
+        {"judge_chat_completions_url": "ftp://judge"},
     ],
 )
 async def test_a_request_that_does_not_hold_is_refused(controller, fields):
@@ -199,6 +225,8 @@ async def test_a_deadline_of_infinity_is_refused(controller):
 async def test_with_a_key_only_its_owner_may_post(controller):
     async with serving(api_key="server-key") as client:
         assert (await client.post("/rollout", json=body(controller))).status == 401
+        for path in ("/rollout/17/status", "/rollout/17/result"):
+            assert (await client.get(path)).status == 401
         wrong = {"Authorization": "Bearer wrong"}
         assert (await client.post("/rollout/cancel", json={"ids": []}, headers=wrong)).status == 401
         right = {"Authorization": "Bearer server-key"}
@@ -258,3 +286,228 @@ async def test_the_users_lifespan_is_entered_and_left(controller):
         assert (await client.get("/health")).status == 200
         assert events == ["up"]
     assert events == ["up", "down"]
+
+
+# --- where callbacks go
+
+
+@pytest.mark.parametrize("name", ["completion_callback_url", "grader_callback_url"])
+async def test_a_callback_to_another_origin_than_the_controllers_is_refused(controller, name):
+    async with serving() as client:
+        reply = await client.post("/rollout", json=body(controller, **{name: "http://127.0.0.2:9/x"}))
+        assert reply.status == 422
+        problem = (await reply.json())["detail"]
+    assert problem.startswith(
+        f"{name} = 'http://127.0.0.2:9/x' is not at {controller.url}, where the controller"
+    )
+    assert "callback_origins" in problem
+    assert RUNS == []
+
+
+async def test_an_allow_list_of_origins_replaces_the_rule(controller):
+    fields = {"chat_completions_url": "http://models.example/v1"}
+    async with serving(callback_origins=[controller.url]) as client:
+        assert (await client.post("/rollout", json=body(controller, **fields))).status == 202
+        await controller.wait_for(2)
+    async with serving(callback_origins=["https://other.example"]) as client:
+        assert (await client.post("/rollout", json=body(controller))).status == 422
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://Host:80/v1", "http://host"),
+        ("https://host:443", "https://host"),
+        ("http://host:8000/a?b", "http://host:8000"),
+        ("http://[::1]:8000/v1", "http://[::1]:8000"),
+        ("http://user@host:8000/v1", "http://host:8000"),
+    ],
+)
+def test_the_origin_of_a_url(url, expected):
+    assert origin(url) == expected
+
+
+def test_an_allow_list_that_holds_a_path_is_refused_when_the_server_is_made():
+    with pytest.raises(UsageError, match="not an origin"):
+        create_rollout_server(backend=LocalBackend(workflow=Workflow), callback_origins=["http://host/v1"])
+
+
+async def test_a_post_that_a_web_page_could_send_is_refused(controller):
+    async with serving() as client:
+        headers = {"Content-Type": "text/plain"}
+        reply = await client.post("/rollout", data=json.dumps(body(controller)), headers=headers)
+        assert reply.status == 415
+    assert RUNS == []
+
+
+# --- the queue
+
+
+async def test_beyond_the_bound_of_the_queue_a_rollout_is_refused_until_one_has_ended(controller):
+    slow = {"metadata": {"seconds": 0.4}}
+    async with serving(max_concurrent=1, max_queued=1) as client:
+        replies = [await client.post("/rollout", json=body(controller, n, **slow)) for n in "abc"]
+        assert [reply.status for reply in replies] == [202, 202, 429]
+        assert replies[2].headers["Retry-After"] == "5"
+        assert "1 wait (max_queued is 1)" in (await replies[2].json())["detail"]
+        assert (await client.post("/rollout", json=body(controller, "a", **slow))).status == 202  # known
+        health = await (await client.get("/health")).json()
+        assert health["concurrency"] == {"max_concurrent": 1, "queued": 1, "running": 1}
+        assert health["rollouts"] == {"queued": 1, "running": 1, "grading": 0}
+        assert health["max_queued"] == 1
+        assert await status(client, "b") == "queued"
+        await controller.wait_for(2)
+        assert (await client.post("/rollout", json=body(controller, "c"))).status == 202
+        await controller.wait_for(6)
+    assert [name for name, _ in RUNS] == ["a", "b", "c"]
+
+
+async def test_a_cancelled_rollout_gives_its_place_in_the_queue_back(controller):
+    async with serving(max_concurrent=1, max_queued=0) as client:
+        await client.post("/rollout", json=body(controller, "a", metadata={"seconds": 30}))
+        await asyncio.sleep(0.1)
+        assert (await client.post("/rollout", json=body(controller, "b"))).status == 429
+        await client.post("/rollout/cancel", json={"all": True})
+        await asyncio.sleep(0.1)
+        assert (await client.post("/rollout", json=body(controller, "b"))).status == 202
+        await controller.wait_for(2)
+
+
+# --- status, result, cancel
+
+
+async def status(client, rollout_id):
+    reply = await client.get(f"/rollout/{rollout_id}/status")
+    return (await reply.json())["status"] if reply.status == 200 else reply.status
+
+
+async def test_the_status_of_a_rollout_from_admission_to_its_end(controller):
+    async with serving() as client:
+        assert await status(client, "17") == 404
+        await client.post("/rollout", json=body(controller, metadata={"seconds": 0.3}))
+        await asyncio.sleep(0.1)
+        assert await status(client, "17") == "running"
+        await controller.wait_for(2)
+        await asyncio.sleep(0.05)
+        assert await status(client, "17") == "success"
+
+
+def polled(controller, rollout_id="17", **fields):
+    """A request of a controller that fetches the result."""
+    return body(controller, rollout_id, completion_callback_url=None, grader_callback_url=None, **fields)
+
+
+async def test_a_result_is_fetched_by_long_poll_without_any_callback(controller):
+    async with serving() as client:
+        await client.post("/rollout", json=polled(controller, metadata={"seconds": 0.3}))
+        early = await client.get("/rollout/17/result?wait=0.01")
+        assert await early.json() == {"rollout_id": "17", "status": "running"}
+        result = await (await client.get("/rollout/17/result")).json()
+        again = await (await client.get("/rollout/17/result")).json()
+    assert result == again
+    assert (result["status"], result["samples"]["solver"]["reward"]) == ("success", 1.0)
+    assert controller.received == []
+
+
+async def test_a_result_can_be_fetched_beside_the_callbacks(controller):
+    async with serving() as client:
+        await client.post("/rollout", json=body(controller))
+        _, (_, graded, _) = await controller.wait_for(2)
+        assert await (await client.get("/rollout/17/result")).json() == graded
+
+
+async def test_a_polled_rollout_that_is_not_to_be_graded_has_its_samples_without_rewards(controller):
+    async with serving() as client:
+        await client.post("/rollout", json=polled(controller, grade=False))
+        result = await (await client.get("/rollout/17/result")).json()
+    assert result["samples"]["solver"]["reward"] is None
+    assert result["samples"]["solver"]["messages"] == [{"role": "assistant", "content": "148"}]
+
+
+async def test_a_failed_rollout_is_fetched_with_its_reason_and_transcript(controller):
+    async with serving() as client:
+        await client.post("/rollout", json=polled(controller, metadata={"fail": True}))
+        result = await (await client.get("/rollout/17/result")).json()
+    assert result["status"] == "failure"
+    assert "ValueError: boom" in result["err_message"]
+    assert result["samples"]["solver"]["messages"] == [{"role": "assistant", "content": "148"}]
+
+
+async def test_a_result_is_kept_for_its_time_and_then_gone(controller):
+    async with serving(result_retention_sec=0.2) as client:
+        await client.post("/rollout", json=polled(controller))
+        assert (await client.get("/rollout/17/result")).status == 200
+        await asyncio.sleep(0.3)
+        gone = await client.get("/rollout/17/result")
+        assert gone.status == 410
+        assert "not kept any more (after 0.2 s)" in (await gone.json())["detail"]
+        assert (await client.get("/rollout/18/result")).status == 404
+
+
+async def test_results_that_were_delivered_do_not_pile_up(controller, monkeypatch):
+    monkeypatch.setattr(desk, "DELIVERED_KEPT", 3)
+    async with serving() as client:
+        for n in range(5):
+            await client.post("/rollout", json=body(controller, f"r{n}"))
+            await controller.wait_for(2 * n + 2)
+            await asyncio.sleep(0.05)
+        kept = [(await client.get(f"/rollout/r{n}/result")).status for n in range(5)]
+    assert kept == [410, 410, 200, 200, 200]
+
+
+async def test_rollouts_are_cancelled_by_prefix(controller):
+    async with serving() as client:
+        for name in ("run1.a", "run1.b", "run2.a"):
+            await client.post("/rollout", json=polled(controller, name, metadata={"seconds": 30}))
+        await asyncio.sleep(0.1)
+        reply = await client.post("/rollout/cancel", json={"prefix": "run1."})
+        assert await reply.json() == {"cancelled": ["run1.a", "run1.b"], "finished": [], "unknown": []}
+        result = await (await client.get("/rollout/run1.a/result")).json()
+        assert (result["status"], result["err_message"]) == ("cancelled", "the rollout was cancelled")
+        assert [await status(client, name) for name in ("run1.b", "run2.a")] == ["cancelled", "running"]
+        reply = await client.post("/rollout/cancel", json={"all": True})
+        assert (await reply.json())["cancelled"] == ["run2.a"]
+
+
+@pytest.mark.parametrize("asked", [{}, {"ids": [], "all": True}, {"prefix": ""}, {"all": False}])
+async def test_a_cancellation_names_exactly_one_of_ids_prefix_and_all(controller, asked):
+    async with serving() as client:
+        assert (await client.post("/rollout/cancel", json=asked)).status == 422
+
+
+# --- what is never lost
+
+
+async def test_a_transcript_that_is_no_json_loses_neither_its_reward_nor_the_rest(controller):
+    async with serving() as client:
+        await client.post("/rollout", json=body(controller, metadata={"odd": True}))
+        _, (_, graded, _) = await controller.wait_for(2)
+    content = graded["samples"]["solver"]["messages"][0]["content"]
+    assert (graded["status"], graded["samples"]["solver"]["reward"]) == ("success", 1.0)
+    assert content == {"text": "?", "seed": str(2**70), "image": "cG5n"}
+
+
+class Broken(LocalBackend):
+    async def execute(self, request, on_workflow_complete, on_grader_complete=None):
+        raise OSError("no space left on device")
+
+
+async def test_a_fault_of_the_backend_is_reported_in_its_own_words(controller):
+    app = create_rollout_server(backend=Broken(workflow=Workflow))
+    async with running(app) as client:
+        await client.post("/rollout", json=body(controller))
+        received = await controller.wait_for(2)
+    assert {reply["err_message"] for _, reply, _ in received} == {
+        "the rollout server failed: OSError: no space left on device"
+    }
+
+
+async def test_each_rollout_has_a_folder_for_its_files_when_the_server_has_one(controller, tmp_path):
+    async with serving(artifacts_dir=tmp_path / "artifacts") as client:
+        await client.post("/rollout", json=body(controller, "a"))
+        await client.post("/rollout", json=body(controller, "b", metadata={"keep": True}))
+        received = await controller.wait_for(4)
+    assert {reply["status"] for _, reply, _ in received} == {"success"}
+    files = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == ["artifacts/b/notes.txt"]
+    assert not (tmp_path / "artifacts" / "a").exists()

@@ -80,7 +80,7 @@ async def test_the_child_serves_and_ends_when_its_stdin_does(entrypoint, control
     request = {
         "rollout_id": "17",
         "initial_messages": [],
-        "chat_completions_url": "http://127.0.0.1:1/v1",
+        "chat_completions_url": f"{controller.url}/v1",
         "completion_callback_url": f"{controller.url}/completed",
         "grader_callback_url": f"{controller.url}/graded",
     }

@@ -6,17 +6,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from osmosis_ai.rollout.samples import RolloutSample
 
 
 class RolloutStatus(StrEnum):
-    """How a phase (workflow or grader) of a rollout stands."""
+    """How a phase (workflow or grader) of a rollout ended, and where a rollout stands before that."""
 
     PENDING = "pending"
+    QUEUED = "queued"  # admitted, waits for its turn
+    RUNNING = "running"
+    GRADING = "grading"
     SUCCESS = "success"
     FAILURE = "failure"
+    CANCELLED = "cancelled"
     COMPLETED = "COMPLETED"  # these two: of a RolloutAgentLoop, on its own wire only
     ERROR = "ERROR"
 
@@ -42,6 +47,10 @@ class ExecutionRequest:
     grader_timeout_sec: float | None = None
     chat_completions_url: str = ""
     api_key: str | None = None  # opens this rollout's LLM calls and nothing else
+    judge_chat_completions_url: str = ""  # where the grader's own LLM calls go; "": it has none
+    judge_api_key: str | None = None
+    artifacts_dir: Path | None = None  # a folder for what the user's code wants to keep; made when asked for
+    on_start: Callable[[], None] | None = None  # the backend calls it when the workflow has its slot
 
 
 @dataclass(slots=True)

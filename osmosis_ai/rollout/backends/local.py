@@ -23,7 +23,7 @@ from osmosis_ai.rollout.backends.failure import category, describe
 from osmosis_ai.rollout.backends.lane import DeadlineExceeded, LanePool, WorkRaised
 from osmosis_ai.rollout.config import AgentWorkflowConfig, GraderConfig
 from osmosis_ai.rollout.context import RolloutContext
-from osmosis_ai.rollout.grader import Grader, GraderContext, finite_reward
+from osmosis_ai.rollout.grader import Grader, GraderContext, Judge, finite_reward
 from osmosis_ai.rollout.samples import RolloutSample
 from osmosis_ai.rollout.workflow import AgentWorkflow, AgentWorkflowContext
 
@@ -117,6 +117,8 @@ class LocalBackend(ExecutionBackend):
         on_grader_complete: ResultCallback | None = None,
     ) -> None:
         async with self._workflow_slots.taken():
+            if request.on_start is not None:
+                request.on_start()
             result = await self._run_workflow(request)
         await on_workflow_complete(result)  # outside of the slot: a slow callback holds up no rollout
         if on_grader_complete is None:
@@ -154,7 +156,8 @@ class LocalBackend(ExecutionBackend):
                 metadata = copy.deepcopy(request.metadata)  # the grader's stays as the dataset has it
                 if self._workflow.label_in_metadata and request.label is not None:
                     metadata = {**(metadata or {}), "ground_truth": request.label}
-                await workflow.run(AgentWorkflowContext(request.prompt, config, metadata))
+                ctx = AgentWorkflowContext(request.prompt, config, metadata, request.artifacts_dir)
+                await workflow.run(ctx)
             # The boundary: whatever the workflow raises fails this rollout and no other.
             except BaseException as raised:
                 error = raised
@@ -196,11 +199,22 @@ class LocalBackend(ExecutionBackend):
         return ExecutionResult(RolloutStatus.SUCCESS, samples)
 
     async def _grader_work(self, request: ExecutionRequest, samples: Samples) -> Samples:
-        """Runs in the lane, inside a RolloutContext that leads to no policy."""
+        """Runs in the lane, inside a RolloutContext that leads to the judge and never to the policy.
+
+        What agents built there say is no sample of the rollout.
+        """
         assert self._grader is not None
         copies = {name: sample.model_copy(deep=True) for name, sample in samples.items()}
-        ctx = GraderContext(request.label, copies, request.metadata, rollout_id=request.id)
-        with RolloutContext(rollout_id=request.id, use_environment=False):
+        url, key = request.judge_chat_completions_url, request.judge_api_key
+        ctx = GraderContext(
+            request.label,
+            copies,
+            request.metadata,
+            rollout_id=request.id,
+            judge=Judge(url, key) if url else None,
+            artifacts_dir=request.artifacts_dir,
+        )
+        with RolloutContext(url, key if url else None, request.id, use_environment=False):
             await self._grader(copy.deepcopy(self._grader_config)).grade(ctx)
         return copies  # not ctx.samples: a grader rewards the samples, it cannot add or drop one
 
@@ -216,6 +230,8 @@ class LocalBackend(ExecutionBackend):
             return f"every sample of rollout {rollout_id} was removed, so there is nothing to reward"
         for sample in kept:
             if sample.reward is None:
+                if sample.frozen:
+                    continue  # it is not trained, so it may go without
                 return (
                     f"{self.grader_name}.grade gave no reward to sample {sample.id!r} of rollout "
                     f"{rollout_id}; call ctx.set_sample_reward(...) or raise to fail the rollout."
@@ -224,6 +240,11 @@ class LocalBackend(ExecutionBackend):
                 finite_reward(sample.reward, sample.id, rollout_id)
             except ValueError as problem:
                 return f"{self.grader_name}.grade: {problem}"
+        if all(sample.reward is None for sample in kept):
+            return (
+                f"every sample of rollout {rollout_id} is frozen and none has a reward, so the rollout has "
+                "none: reward at least one with ctx.set_sample_reward(...)"
+            )
         return ""
 
 

@@ -1,41 +1,38 @@
-"""`create_rollout_server`: rollouts over HTTP, admitted at once and reported by callbacks."""
+"""`create_rollout_server`: rollouts over HTTP, admitted at once, reported by callbacks or fetched by polling.
+
+POST /rollout                202   run a workflow (and its grader); the same id again runs nothing twice
+GET  /rollout/{id}/status          queued, running, grading, success, failure, cancelled
+GET  /rollout/{id}/result?wait=30  the result as soon as there is one, else the status after `wait` seconds
+POST /rollout/cancel               by ids, by prefix, or all
+GET  /health                       what runs and what waits; the only route without a key
+"""
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import logging
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-from fastapi import Depends, FastAPI, Header, HTTPException, Request
+import orjson
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
+from pydantic import ValidationError
+from starlette.routing import Route
 
-from osmosis_ai.rollout.backends.base import (
-    ExecutionBackend,
-    ExecutionRequest,
-    ExecutionResult,
-    RolloutErrorCategory,
-    RolloutStatus,
-)
-from osmosis_ai.rollout.server.callbacks import CallbackClient
+from osmosis_ai.rollout.backends.base import ExecutionBackend
+from osmosis_ai.rollout.server.desk import Desk, DeskSettings, Refused
 from osmosis_ai.rollout.server.protocol import (
     CancelRequest,
     CancelResponse,
-    GraderCompleteRequest,
-    RolloutCompleteRequest,
     RolloutInitRequest,
     RolloutInitResponse,
+    RolloutStatusResponse,
 )
 
-logger = logging.getLogger(__name__)
-
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Any]]
-REMEMBERED = 10_000  # ended rollouts whose ids are still known, so that a repeated POST runs nothing twice
 
 
 def create_rollout_server(
@@ -44,13 +41,25 @@ def create_rollout_server(
     lifespan: Lifespan | None = None,
     api_key: str | None = None,
     drain_seconds: float = 10.0,
+    max_queued: int | None = None,
+    callback_origins: Sequence[str] | None = None,
+    result_wait_timeout_sec: float = 30.0,
+    result_retention_sec: float = 900.0,
+    artifacts_dir: str | Path | None = None,
 ) -> FastAPI:
     """An ASGI app that runs rollouts on `backend`.
 
-    `api_key`, when given, must come as a bearer token with each POST; a server that listens off loopback
-    needs one. On shutdown running rollouts have `drain_seconds` to end; what is left is reported as failed.
+    `api_key`, when given, must come as a bearer token with each request but `/health`; a server that listens
+    off loopback needs one. On shutdown running rollouts have `drain_seconds` to end; what is left is reported
+    as failed.
+
+    A workflow with a limit of concurrency lets `max_queued` rollouts wait (None: any number); the next is
+    answered 429. Callbacks go to the origin of the request's `chat_completions_url`, or to one of
+    `callback_origins`. A result is kept `result_retention_sec`; one request waits for it at most
+    `result_wait_timeout_sec`. With `artifacts_dir` each rollout has a folder there (`ctx.artifacts_dir`).
     """
-    desk = _Desk(backend)
+    root = None if artifacts_dir is None else Path(artifacts_dir).absolute()
+    desk = Desk(backend, DeskSettings(max_queued, callback_origins, result_retention_sec, root))
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
@@ -61,177 +70,72 @@ def create_rollout_server(
             await desk.drain(drain_seconds)
 
     app = FastAPI(title="Osmosis rollout server", lifespan=live, docs_url=None, redoc_url=None)
-    guarded = [Depends(_key_check(api_key))]
+    check = _key_check(api_key)
+    guarded = [Depends(check)]
 
     @app.exception_handler(RequestValidationError)
-    async def unusable(request: Request, error: RequestValidationError) -> JSONResponse:
-        # Without the input that FastAPI would repeat: it may hold a key, or an infinity that JSON cannot.
-        findings = [{"loc": issue["loc"], "msg": issue["msg"]} for issue in error.errors()]
-        return JSONResponse({"detail": findings}, status_code=422)
+    async def unusable(request: Request, error: RequestValidationError) -> Response:
+        return _unusable(error.errors())
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, error: Refused) -> Response:
+        return JSONResponse({"detail": error.reason}, error.status, error.headers)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
-        return backend.health()
+        return desk.health()
 
-    @app.post("/rollout", status_code=202, dependencies=guarded)
-    async def rollout(request: RolloutInitRequest) -> RolloutInitResponse:
-        return desk.admit(request)
+    async def rollout(request: Request) -> Response:
+        # By hand what FastAPI would do for a typed route: this one is called for each rollout.
+        await check(request)
+        if not request.headers.get("content-type", "").startswith("application/json"):
+            raise Refused(415, "POST /rollout takes application/json")
+        try:
+            asked = RolloutInitRequest.model_validate_json(await request.body())
+        except ValidationError as error:
+            return _unusable(error.errors(), "body")
+        desk.admit(asked)
+        return _json(RolloutInitResponse(rollout_id=asked.rollout_id).model_dump(), 202)
+
+    app.router.routes.append(Route("/rollout", rollout, methods=["POST"]))
 
     @app.post("/rollout/cancel", dependencies=guarded)
     async def cancel(request: CancelRequest) -> CancelResponse:
-        return desk.cancel(request.ids)
+        return desk.cancel(request)
+
+    @app.get("/rollout/{rollout_id}/status", dependencies=guarded)
+    async def status(rollout_id: str) -> RolloutStatusResponse:
+        return RolloutStatusResponse(rollout_id=rollout_id, status=desk.status(rollout_id))
+
+    longest = result_wait_timeout_sec
+
+    @app.get("/rollout/{rollout_id}/result", dependencies=guarded)
+    async def result(rollout_id: str, wait: float = Query(longest, ge=0, allow_inf_nan=False)) -> Response:
+        found = await desk.result(rollout_id, min(wait, longest))
+        if isinstance(found, bytes):
+            return Response(found, media_type="application/json")
+        return _json(RolloutStatusResponse(rollout_id=rollout_id, status=found).model_dump())
 
     return app
 
 
-def _key_check(api_key: str | None) -> Callable[..., None]:
-    def check(authorization: Annotated[str | None, Header()] = None) -> None:
+def _key_check(api_key: str | None) -> Callable[[Request], Any]:
+    # Asynchronous, or FastAPI would ask a thread for each request.
+    async def check(request: Request) -> None:
         if api_key is None:
             return
-        given = (authorization or "").removeprefix("Bearer ")
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), api_key.encode()):
             raise HTTPException(401, "this rollout server needs its key: Authorization: Bearer <key>")
 
     return check
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A rollout that was admitted. The task is held here: asyncio itself keeps only a weak reference."""
-
-    request: RolloutInitRequest
-    task: asyncio.Task[None] | None = None
-    reported: set[str] = field(default_factory=set)  # phases whose one callback has been begun
+def _json(content: dict[str, Any], status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
 
 
-class _Desk:
-    """Admits rollouts, runs them as tasks, and sees to it that each phase is reported once."""
-
-    def __init__(self, backend: ExecutionBackend) -> None:
-        self._backend = backend
-        self._callbacks = CallbackClient()
-        self._running: dict[str, _Entry] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()
-        self._draining = False
-
-    def admit(self, request: RolloutInitRequest) -> RolloutInitResponse:
-        """Start the rollout, once: a repeated id gets the same answer and no second run."""
-        rollout_id = request.rollout_id
-        if rollout_id not in self._running and rollout_id not in self._ended:
-            if self._draining:
-                raise HTTPException(503, "this rollout server is shutting down", {"Retry-After": "1"})
-            entry = _Entry(request)
-            self._running[rollout_id] = entry
-            entry.task = asyncio.create_task(self._run(entry), name=f"rollout-{rollout_id}")
-        return RolloutInitResponse(rollout_id=rollout_id)
-
-    def cancel(self, ids: list[str]) -> CancelResponse:
-        answer = CancelResponse()
-        for rollout_id in ids:
-            entry = self._running.get(rollout_id)
-            if entry is not None and entry.task is not None:
-                entry.task.cancel()
-                answer.cancelled.append(rollout_id)
-            else:
-                (answer.finished if rollout_id in self._ended else answer.unknown).append(rollout_id)
-        return answer
-
-    async def drain(self, seconds: float) -> None:
-        """Let running rollouts end for `seconds`, then report the rest as failed and let go of everything."""
-        self._draining = True
-        left = list(self._running.values())
-        tasks = [entry.task for entry in left if entry.task is not None]
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
-        stopped = [entry for entry in left if entry.task is not None and not entry.task.done()]
-        for entry in stopped:
-            assert entry.task is not None
-            entry.task.cancel()
-        await asyncio.gather(*(self._report_shutdown(entry) for entry in stopped))
-        await self._callbacks.close()
-        await self._backend.close()
-
-    async def _run(self, entry: _Entry) -> None:
-        request = entry.request
-        execution = ExecutionRequest(
-            id=request.rollout_id,
-            prompt=request.initial_messages,
-            label=request.label,
-            metadata=request.metadata,
-            agent_timeout_sec=request.agent_timeout_sec,
-            grader_timeout_sec=request.grader_timeout_sec,
-            chat_completions_url=request.chat_completions_url,
-            api_key=request.llm_api_key or request.controller_api_key,
-        )
-
-        async def workflow_ended(result: ExecutionResult) -> None:
-            await self._report(entry, "workflow", result)
-
-        async def grader_ended(result: ExecutionResult) -> None:
-            await self._report(entry, "grader", result)
-
-        graded = request.grader_callback_url is not None
-        try:
-            await self._backend.execute(execution, workflow_ended, grader_ended if graded else None)
-        # The boundary of the backend: a fault of ours is reported too, for the phases without a result.
-        except Exception as error:
-            logger.exception("rollout %s: the backend failed", request.rollout_id)
-            await self._report_rest(entry, f"the rollout server failed: {type(error).__name__}: {error}")
-        finally:
-            self._forget(request.rollout_id)
-
-    def _forget(self, rollout_id: str) -> None:
-        self._running.pop(rollout_id, None)
-        self._ended[rollout_id] = None
-        while len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
-
-    async def _report(
-        self, entry: _Entry, phase: str, result: ExecutionResult, attempts: int | None = None
-    ) -> None:
-        """The one callback of a phase. Whether it is delivered or not, there is no second one."""
-        if phase in entry.reported:
-            return
-        entry.reported.add(phase)
-        request = entry.request
-        url = request.completion_callback_url
-        body: RolloutCompleteRequest | GraderCompleteRequest = _completion(request, result)
-        if phase == "grader":
-            if request.grader_callback_url is None:
-                return
-            url, body = request.grader_callback_url, _graded(request, result)
-        limits = {} if attempts is None else {"attempts": attempts}
-        await self._callbacks.post(url, request.controller_api_key, body, **limits)
-
-    async def _report_rest(self, entry: _Entry, message: str, attempts: int | None = None) -> None:
-        failure = ExecutionResult(
-            RolloutStatus.FAILURE, err_message=message, err_category=RolloutErrorCategory.AGENT_ERROR
-        )
-        for phase in ("workflow", "grader"):
-            await self._report(entry, phase, failure, attempts)
-
-    async def _report_shutdown(self, entry: _Entry) -> None:
-        await self._report_rest(
-            entry, "the rollout server was shut down before the rollout ended", attempts=1
-        )
-
-
-def _completion(request: RolloutInitRequest, result: ExecutionResult) -> RolloutCompleteRequest:
-    return RolloutCompleteRequest(
-        rollout_id=request.rollout_id,
-        status=result.status,
-        extra_fields=request.extra_fields,
-        err_message=result.err_message,
-        err_category=result.err_category,
-        samples={} if result.succeeded else result.samples,
-    )
-
-
-def _graded(request: RolloutInitRequest, result: ExecutionResult) -> GraderCompleteRequest:
-    return GraderCompleteRequest(
-        rollout_id=request.rollout_id,
-        status=result.status,
-        samples=result.samples,
-        err_message=result.err_message,
-        err_category=result.err_category,
-    )
+def _unusable(errors: Sequence[Any], *place: str) -> Response:
+    # Without the input that pydantic would repeat: it may hold a key, or an infinity that JSON cannot.
+    findings = [{"loc": [*place, *issue["loc"]], "msg": issue["msg"]} for issue in errors]
+    return JSONResponse({"detail": findings}, status_code=422)

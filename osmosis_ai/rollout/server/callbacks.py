@@ -9,9 +9,12 @@ from typing import Any
 
 import aiohttp
 import orjson
-from pydantic import BaseModel
+
+from osmosis_ai.rollout.server.protocol import GraderCompleteRequest, RolloutCompleteRequest
 
 logger = logging.getLogger(__name__)
+
+Report = RolloutCompleteRequest | GraderCompleteRequest
 
 ATTEMPTS = 5
 FIRST_DELAY_SECONDS = 0.5  # doubles up to LAST_DELAY_SECONDS
@@ -26,9 +29,8 @@ class CallbackClient:
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
-    async def post(self, url: str, api_key: str | None, body: BaseModel, *, attempts: int = ATTEMPTS) -> bool:
+    async def post(self, url: str, api_key: str | None, payload: bytes, *, attempts: int = ATTEMPTS) -> bool:
         """Whether the controller has taken it (any 2xx)."""
-        payload = orjson.dumps(body.model_dump(), default=_jsonable)
         headers = {"Content-Type": "application/json"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
@@ -62,6 +64,45 @@ class CallbackClient:
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+def encode(body: Report) -> bytes:
+    """The JSON of a report. A transcript that is no JSON does not lose the result: see `_encode_plainly`."""
+    plain = body.model_dump()
+    try:
+        return orjson.dumps(plain, default=_jsonable, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return _encode_plainly(plain)
+
+
+def _encode_plainly(plain: dict[str, Any]) -> bytes:
+    """With half surrogates replaced and integers beyond 64 bits as text.
+
+    Rewards and errors always get through. What still cannot be sent of a transcript is left out; the log says
+    so.
+    """
+    for sample_id, sample in plain["samples"].items():
+        for key in ("messages", "extra_fields"):
+            try:
+                sample[key] = _plain(sample[key])
+                orjson.dumps(sample[key], default=_jsonable)
+            # The boundary to what frameworks keep in a message: nested without end, with a repr that raises.
+            except Exception as error:
+                logger.warning("the %s of sample %r cannot be sent: %s", key, sample_id, error)
+                sample[key] = type(sample[key])()
+    return orjson.dumps(_plain(plain), default=_jsonable)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_plain(str(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)
+    return value
 
 
 def _jsonable(value: Any) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from osmosis_ai.rollout.backends.base import (
     RolloutErrorCategory,
     RolloutStatus,
 )
-from osmosis_ai.rollout.server.callbacks import CallbackClient, encode
+from osmosis_ai.rollout.server.callbacks import ATTEMPTS, CallbackClient, encode
 from osmosis_ai.rollout.server.protocol import (
     CancelRequest,
     CancelResponse,
@@ -74,6 +74,7 @@ class Entry:
     request: RolloutInitRequest
     status: RolloutStatus = RolloutStatus.QUEUED
     task: asyncio.Task[None] | None = None
+    working: bool = True  # its workflow has not ended: it has a slot of the backend, or waits for one
     reported: set[str] = field(default_factory=set)  # phases whose one callback has been begun
     result: bytes | None = None  # the JSON of the last phase
     delivered: bool = False  # a callback has taken that result
@@ -150,11 +151,14 @@ class Desk:
                     await entry.over.wait()
             except TimeoutError:
                 return entry.status
+            if entry.result is not None:
+                return entry.result
         ended = self._known(rollout_id)
         if ended.result is None or ended.expires < time.monotonic():
             kept = f"{self._settings.result_retention_seconds:g} s"
             raise Refused(
-                410, f"the result of rollout {rollout_id} ({ended.status}) is not kept any more (after {kept})"
+                410,
+                f"the result of rollout {rollout_id} ({ended.status}) is not kept any more (after {kept})",
             )
         return ended.result
 
@@ -228,24 +232,22 @@ class Desk:
 
     async def _run(self, entry: Entry) -> None:
         async def workflow_ended(result: ExecutionResult) -> None:
-            self._working -= 1
-            ended_here = not (entry.graded and result.succeeded)
-            entry.status = result.status if ended_here else RolloutStatus.GRADING
+            self._workflow_over(entry)
+            graded = entry.graded and result.succeeded
+            entry.status = RolloutStatus.GRADING if graded else result.status
             await self._report(entry, "workflow", result)
 
         async def grader_ended(result: ExecutionResult) -> None:
             entry.status = result.status
             await self._report(entry, "grader", result)
 
-        working = self._working  # unchanged by this rollout until its workflow has ended
+        on_grader = grader_ended if entry.graded else None
         try:
-            await self._backend.execute(
-                self._execution(entry), workflow_ended, grader_ended if entry.graded else None
-            )
+            await self._backend.execute(self._execution(entry), workflow_ended, on_grader)
         except asyncio.CancelledError:
             if entry.result is None:
                 entry.status = RolloutStatus.CANCELLED
-                entry.result = _plain_result(entry, "the rollout was cancelled")
+                entry.result = encode(_result_body(entry, _failure("the rollout was cancelled")))
             raise
         # The boundary of the backend: a fault of ours is reported too, for the phases without a result.
         except Exception as error:
@@ -253,7 +255,7 @@ class Desk:
             entry.status = RolloutStatus.FAILURE
             await self._report_rest(entry, f"the rollout server failed: {type(error).__name__}: {error}")
         finally:
-            del working
+            self._workflow_over(entry)
             self._forget(entry)
 
     def _execution(self, entry: Entry) -> ExecutionRequest:
@@ -276,3 +278,98 @@ class Desk:
             artifacts_dir=None if root is None else root / request.rollout_id,
             on_start=started,
         )
+
+    def _workflow_over(self, entry: Entry) -> None:
+        self._working -= entry.working
+        entry.working = False
+
+    def _forget(self, entry: Entry) -> None:
+        rollout_id, now = entry.request.rollout_id, time.monotonic()
+        self._running.pop(rollout_id, None)
+        expires = now + self._settings.result_retention_seconds
+        self._ended[rollout_id] = Ended(entry.status, entry.result, expires)
+        entry.over.set()
+        if entry.delivered:
+            self._delivered[rollout_id] = None
+            if len(self._delivered) > DELIVERED_KEPT:
+                self._drop_result(self._delivered.popitem(last=False)[0])
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+        self._drop_expired(now)
+
+    def _drop_expired(self, now: float) -> None:
+        """Results end in the order in which their rollouts did."""
+        for rollout_id, ended in self._ended.items():
+            if ended.expires > now:
+                break
+            self._drop_result(rollout_id)
+
+    def _drop_result(self, rollout_id: str) -> None:
+        ended = self._ended.get(rollout_id)
+        if ended is not None:
+            self._ended[rollout_id] = Ended(ended.status, None, ended.expires)
+
+    # --- reports
+
+    async def _report(
+        self, entry: Entry, phase: str, result: ExecutionResult, attempts: int = ATTEMPTS
+    ) -> None:
+        """The one callback of a phase. Whether it is delivered or not, there is no second one."""
+        if phase in entry.reported:
+            return
+        entry.reported.add(phase)
+        request = entry.request
+        if phase == "grader" or not entry.graded:
+            entry.result = encode(_result_body(entry, result))
+            entry.over.set()
+        if phase == "grader":
+            url, body = request.grader_callback_url, entry.result
+        else:
+            url = request.completion_callback_url
+            body = None if url is None else encode(_completion(request, result))
+        if url is not None and body is not None:
+            key = request.controller_api_key
+            entry.delivered = await self._callbacks.post(url, key, body, attempts=attempts)
+
+    async def _report_rest(self, entry: Entry, message: str, attempts: int = ATTEMPTS) -> None:
+        entry.status = RolloutStatus.FAILURE
+        for phase in ("workflow", "grader") if entry.graded else ("workflow",):
+            await self._report(entry, phase, _failure(message), attempts)
+
+
+def origin(url: str) -> str:
+    """`http://Host:80/v1/x` -> `http://host`: scheme, host and port, the scheme's own port left out."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    shown = f"[{host}]" if ":" in host else host
+    port = None if parts.port == {"http": 80, "https": 443}.get(parts.scheme) else parts.port
+    return f"{parts.scheme}://{shown}" + ("" if port is None else f":{port}")
+
+
+def _failure(message: str) -> ExecutionResult:
+    return ExecutionResult(
+        RolloutStatus.FAILURE, err_message=message, err_category=RolloutErrorCategory.AGENT_ERROR
+    )
+
+
+def _completion(request: RolloutInitRequest, result: ExecutionResult) -> RolloutCompleteRequest:
+    return RolloutCompleteRequest(
+        rollout_id=request.rollout_id,
+        status=result.status,
+        extra_fields=request.extra_fields,
+        err_message=result.err_message,
+        err_category=result.err_category,
+        samples={} if result.succeeded else result.samples,
+    )
+
+
+def _result_body(entry: Entry, result: ExecutionResult) -> GraderCompleteRequest:
+    """The body of the grader's callback, and of `GET /rollout/{id}/result`."""
+    cancelled = entry.status is RolloutStatus.CANCELLED
+    return GraderCompleteRequest(
+        rollout_id=entry.request.rollout_id,
+        status=RolloutStatus.CANCELLED if cancelled else result.status,
+        samples=result.samples,
+        err_message=result.err_message,
+        err_category=None if cancelled else result.err_category,
+    )

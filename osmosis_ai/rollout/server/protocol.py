@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from osmosis_ai.rollout.backends.base import RolloutErrorCategory, RolloutStatus
 from osmosis_ai.rollout.samples import RolloutSample
@@ -13,7 +14,11 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class RolloutInitRequest(BaseModel):
-    """`POST /rollout`: run the workflow on these messages, then the grader, and call back."""
+    """`POST /rollout`: run the workflow on these messages, then the grader, and call back.
+
+    Without callback URLs the controller fetches the result (`GET /rollout/{id}/result`), and `grade` says
+    whether there is one of the grader's.
+    """
 
     rollout_id: str
     initial_messages: list[dict[str, Any]]
@@ -22,8 +27,11 @@ class RolloutInitRequest(BaseModel):
     chat_completions_url: str
     llm_api_key: str | None = None  # given to the workflow; the controller's key when there is none
     controller_api_key: str | None = None  # sent with the callbacks, never visible to user code
-    completion_callback_url: str
-    grader_callback_url: str | None = None  # without it nothing is graded
+    completion_callback_url: str | None = None
+    grader_callback_url: str | None = None  # beside a completion_callback_url: without it nothing is graded
+    grade: bool = True  # without callback URLs: whether to grade
+    judge_chat_completions_url: str | None = None  # for LLM calls of the grader; never trained
+    judge_api_key: str | None = None  # opens the judge, not the policy
     agent_timeout_sec: Seconds | None = None
     grader_timeout_sec: Seconds | None = None
     extra_fields: dict[str, Any] = Field(default_factory=dict)  # come back with the completion callback
@@ -37,11 +45,15 @@ class RolloutInitRequest(BaseModel):
             )
         return value
 
-    @field_validator("chat_completions_url", "completion_callback_url", "grader_callback_url")
+    @field_validator(
+        "chat_completions_url", "completion_callback_url", "grader_callback_url", "judge_chat_completions_url"
+    )
     @classmethod
     def http_url(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError(f"must be an http:// or https:// URL, got {value!r}")
+        if value is not None:
+            _ = urlsplit(value).port  # raises ValueError for a port that is no number
         return value
 
 
@@ -77,10 +89,29 @@ class GraderCompleteRequest(BaseModel):
     err_category: RolloutErrorCategory | None = None
 
 
-class CancelRequest(BaseModel):
-    """`POST /rollout/cancel`. A cancelled rollout posts no more callbacks: its controller asked for that."""
+class RolloutStatusResponse(BaseModel):
+    """`GET /rollout/{id}/status`, and the answer of `.../result` while there is no result."""
 
-    ids: list[str]
+    rollout_id: str
+    status: RolloutStatus  # queued, running, grading; then success, failure or cancelled
+
+
+class CancelRequest(BaseModel):
+    """`POST /rollout/cancel`: the rollouts with these ids, or with this prefix, or all; exactly one of them.
+
+    A cancelled rollout posts no more callbacks: its controller asked for that.
+    """
+
+    ids: list[str] | None = None
+    prefix: str | None = Field(None, min_length=1)
+    all: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def exactly_one(self) -> Self:
+        given = [name for name in ("ids", "prefix", "all") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of ids, prefix and all, got {' and '.join(given) or 'none'}")
+        return self
 
 
 class CancelResponse(BaseModel):

@@ -33,6 +33,7 @@ from osmosis_ai.rollout.policy_client import POLICY_MODEL, PolicyCallError, Poli
 from osmosis_ai.rollout.samples import RolloutSample, SampleSource
 
 current_sample_id: ContextVar[str | None] = ContextVar("osmosis_current_sample_id", default=None)
+_current_session: ContextVar[OsmosisMemorySession | None] = ContextVar("osmosis_session", default=None)
 
 _PLACEHOLDER = (
     "OsmosisRolloutModel is a placeholder for the policy and cannot be called: give it to an OsmosisAgent "
@@ -61,6 +62,7 @@ class OsmosisMemorySession(SessionABC):
         self.name = name or uuid4().hex
         self.session_id = self.name
         self._items: list[Any] = []
+        self._trainable: bool | None = None  # None: no model has answered yet
         self._home = get_rollout_context()
         if self._home is not None:
             self._home.register_sample_source(self.name, _MemorySource(self))
@@ -81,6 +83,19 @@ class OsmosisMemorySession(SessionABC):
     async def clear_session(self) -> None:
         self._items.clear()
 
+    @property
+    def frozen(self) -> bool:
+        return self._trainable is False
+
+    def answered_by(self, *, trainable: bool) -> None:
+        """Note who answers. A sample is trained or it is not: half of it cannot be frozen."""
+        if self._trainable not in (None, trainable):
+            raise RuntimeError(
+                f"session {self.name!r} is shared by a frozen agent (trainable=False) and a trained one: "
+                "give each an OsmosisMemorySession of its own"
+            )
+        self._trainable = trainable
+
     def snapshot(self) -> list[dict[str, Any]]:
         """The items as they are, whichever context asks."""
         return copy.deepcopy([dict(item) for item in self._items])
@@ -94,6 +109,7 @@ class OsmosisMemorySession(SessionABC):
                 "no sample of it: make the OsmosisMemorySession inside AgentWorkflow.run()"
             )
         current_sample_id.set(self.name)
+        _current_session.set(self)
 
 
 class _MemorySource(SampleSource):
@@ -101,7 +117,7 @@ class _MemorySource(SampleSource):
         self._session = session
 
     async def get_sample(self, name: str) -> RolloutSample:
-        return RolloutSample(id=name, messages=self._session.snapshot())
+        return RolloutSample(id=name, messages=self._session.snapshot(), frozen=self._session.frozen)
 
 
 # --- the model
@@ -111,10 +127,14 @@ class OsmosisRolloutModel(Model):
     """Stands for the policy until an `OsmosisAgent` is built inside a rollout.
 
     Sampling options live in `ModelSettings`; keywords given here (also as `params={...}`) go with each call
-    as extra arguments.
+    as extra arguments. With `trainable=False` the agent that gets it is frozen: answered by the policy,
+    graded, never trained; its session is its own then.
     """
 
-    def __init__(self, *, params: dict[str, Any] | None = None, **litellm_kwargs: Any) -> None:
+    def __init__(
+        self, *, params: dict[str, Any] | None = None, trainable: bool = True, **litellm_kwargs: Any
+    ) -> None:
+        self.trainable = trainable
         self.params = {**(params or {}), **litellm_kwargs}
 
     async def get_response(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -127,7 +147,7 @@ class OsmosisRolloutModel(Model):
 class OsmosisLitellmModel(LitellmModel):
     """The policy of the active rollout; each call carries the ids of the rollout and of the sample."""
 
-    def __init__(self, **params: Any) -> None:
+    def __init__(self, *, trainable: bool = True, **params: Any) -> None:
         context = get_rollout_context()
         if context is None:
             raise RuntimeError(
@@ -138,7 +158,7 @@ class OsmosisLitellmModel(LitellmModel):
         self._params = params
         super().__init__(model=POLICY_MODEL, base_url=self._endpoint.base_url, api_key=context.api_key)
         self._chat_model = OpenAIChatCompletionsModel(
-            model=POLICY_MODEL, openai_client=cast(Any, _PolicyClient(self._endpoint))
+            model=POLICY_MODEL, openai_client=cast(Any, _PolicyClient(self._endpoint, trainable))
         )
 
     async def get_response(
@@ -162,8 +182,9 @@ class OsmosisLitellmModel(LitellmModel):
 class _PolicyClient:
     """The little of `openai.AsyncOpenAI` that the SDK's chat-completions model uses."""
 
-    def __init__(self, endpoint: PolicyEndpoint) -> None:
+    def __init__(self, endpoint: PolicyEndpoint, trainable: bool) -> None:
         self._endpoint = endpoint
+        self._trainable = trainable
         self.base_url = endpoint.base_url
         self.chat = self
         self.completions = self
@@ -175,6 +196,7 @@ class _PolicyClient:
                 "no session is active, so this call belongs to no sample: pass an OsmosisMemorySession that "
                 "is made inside AgentWorkflow.run() to Runner.run(..., session=session)"
             )
+        self._note_session(sample_id)
         headers = {name: str(value) for name, value in (arguments.pop("extra_headers", None) or {}).items()}
         extra_body = arguments.pop("extra_body", None) or {}
         if arguments.pop("extra_query", None):
@@ -187,6 +209,16 @@ class _PolicyClient:
         except PolicyCallError as error:
             raise _as_framework_error(error) from error
         return _chunks(answer) if streamed else ChatCompletion.model_validate(_complete(answer))
+
+    def _note_session(self, sample_id: str) -> None:
+        session = _current_session.get()
+        if session is not None and session.name == sample_id:
+            session.answered_by(trainable=self._trainable)
+        elif not self._trainable:
+            raise RuntimeError(
+                f"a frozen agent (trainable=False) ran under sample {sample_id!r}, which is no "
+                "OsmosisMemorySession: with a sample source of your own, give it RolloutSample(frozen=True)"
+            )
 
 
 def _is_given(value: Any) -> bool:
@@ -262,7 +294,7 @@ class OsmosisAgent(Agent[Any]):
 
     def __init__(self, *args: Any, model: Any = None, **kwargs: Any) -> None:
         if isinstance(model, OsmosisRolloutModel):
-            model = OsmosisLitellmModel(**model.params)
+            model = OsmosisLitellmModel(trainable=model.trainable, **model.params)
         # The fields before `model` may be given by position; the seeds and everybody else name them.
         super().__init__(*args, **{**kwargs, "model": model})
 

@@ -35,9 +35,13 @@ class OsmosisRolloutModel(LiteLLMModel):
     """Stands for the policy until an agent is built inside a rollout.
 
     Takes no model_id. `params` go with every call as they are: temperature, max_tokens, top_p, seed, ...
+    With `trainable=False` the agent that gets it is frozen: answered by the policy, graded, never trained.
     """
 
-    def __init__(self, client_args: dict[str, Any] | None = None, **model_config: Any) -> None:
+    def __init__(
+        self, client_args: dict[str, Any] | None = None, *, trainable: bool = True, **model_config: Any
+    ) -> None:
+        self.trainable = trainable
         if "model_id" in model_config:
             raise TypeError(
                 f"OsmosisRolloutModel takes no model_id (got {model_config['model_id']!r}): "
@@ -221,6 +225,7 @@ class OsmosisStrandsAgent(StrandsAgent):
                     "OsmosisStrandsAgent found no active RolloutContext: build it inside "
                     "AgentWorkflow.run(), or inside `with RolloutContext(...)`"
                 )
+            self.osmosis_frozen = not model.trainable
             sample_id = kwargs.get("name") or kwargs.get("agent_id") or uuid4().hex
             model = model.for_sample(sample_id, context)
             context.register_agent(sample_id, self)
