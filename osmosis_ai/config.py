@@ -191,11 +191,12 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Confi
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path}: not valid TOML: {error}"]) from error
     given = {dotted: value for dotted, value in (overrides or {}).items() if value is not None}
+    added = {table for dotted in given if (table := dotted.partition(".")[0]) not in data}
     for dotted, value in given.items():
         table, key = dotted.split(".")
         if isinstance(data.setdefault(table, {}), dict):  # else the file itself is wrong, and says so below
             data[table][key] = value
-    file = _File(path, text, frozenset(given))
+    file = _File(path, text, frozenset({*given, *added}))
     try:
         config = Config.model_validate(data)
         config._source = path
@@ -212,16 +213,13 @@ class _File:
 
     path: Path
     text: str
-    overrides: frozenset[str]  # dotted keys that the command line gave
+    overrides: frozenset[str]  # tables and dotted keys that only the command line gave
 
     def place(self, *where: str) -> tuple[int, str]:
         """The line, and `file:line` or the option of the command line."""
         dotted = ".".join(where)
         if dotted in self.overrides:
             return 0, "--name" if dotted == "run.name" else f"--set {dotted}"
-        if len(where) == 1 and any(given.startswith(f"{dotted}.") for given in self.overrides):
-            line = line_of(self.text, *where)
-            return (line, f"{self.path}:{line}") if line > 1 else (0, f"--set {dotted}.")
         line = line_of(self.text, *where)
         return line, f"{self.path}:{line}"
 

@@ -79,7 +79,7 @@ class Lean(AgentWorkflow):
 
     async def blocks(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
         await call(PolicyEndpoint.of(rollout), messages)
-        time.sleep(20)
+        time.sleep(20)  # noqa: ASYNC251  blocks its loop, as user code may
 
     async def raises(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
         raise ValueError("no soup today")
@@ -97,7 +97,7 @@ class Lean(AgentWorkflow):
     async def tells(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
         """Writes down everything that it was given."""
         seen = [ctx.prompt, repr(ctx), vars(rollout), dict(os.environ), vars(self)]
-        Path(ctx.metadata["file"]).write_text(repr(seen))
+        Path(ctx.metadata["file"]).write_text(repr(seen))  # noqa: ASYNC240
         await call(PolicyEndpoint.of(rollout), messages)
 
     async def long(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
@@ -130,8 +130,13 @@ class LeanGrader(Grader):
     async def right(self, ctx: GraderContext) -> None:
         ctx.set_reward(1.0)
 
+    quetzal = right  # a label that is found nowhere by chance
+
     async def wrong(self, ctx: GraderContext) -> None:
         ctx.set_reward(0.0)
+
+    async def length(self, ctx: GraderContext) -> None:
+        ctx.set_reward(len(ctx.sample.messages[-1]["content"]))
 
     async def raises(self, ctx: GraderContext) -> None:
         raise RuntimeError("the judge is out")
@@ -149,7 +154,7 @@ class LeanGrader(Grader):
         ctx.set_sample_reward("somebody", 1.0)
 
     async def blocks(self, ctx: GraderContext) -> None:
-        time.sleep(20)
+        time.sleep(20)  # noqa: ASYNC251
 
 
 def answer(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
@@ -160,3 +165,8 @@ def answer(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
 def escapes(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
     """A model that would like to own the terminal."""
     return {"content": "\x1b[2J\x1b[31mred\x07 [bold]loud[/bold] [/nothing] \r\x9b0m\u202eabc end"}
+
+
+def breaks(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
+    """A model that is broken."""
+    return {"content": str(1 / 0)}

@@ -1,0 +1,93 @@
+"""Endpoints that refuse, hang, or end their answer early: the rollout says so, and is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from controller_bench import AGENTS, configure, run_eval
+
+from osmosis_ai.types import Status
+
+EXTERNAL = f"""
+[rollout]
+entrypoint = "{AGENTS}"
+retries = 1
+[dataset]
+path = "rows.jsonl"
+[llm]
+model = "gpt-x"
+base_url = "{{url}}"
+retries = 0
+timeout_seconds = 0.5
+"""
+
+
+WORDS = {
+    "hangs": "did not answer: no connection within 10 s, or no whole answer within 0.5 s",
+    "ends_early": "ended its answer early",
+    "wrong_page": "answered with text/html, not JSON. Is base_url right? It usually ends in /v1",
+    "no_key": 'answered 401: {"error": {"message": "bad key"}}; check the API key',
+}
+
+
+async def misbehave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """An endpoint that does what the last word of the prompt says."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    body = await reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
+    match json.loads(body)["messages"][-1]["content"].split()[-1]:
+        case "hangs":
+            await reader.read()  # until the client has had enough
+        case "ends_early":
+            respond(writer, "200 OK", '{"choices": [', length=500)
+        case "wrong_page":
+            respond(writer, "200 OK", "<html>Welcome</html>", kind="text/html")
+        case "no_key":
+            respond(writer, "401 Unauthorized", '{"error": {"message": "bad key"}}')
+    await writer.drain()
+    writer.close()
+
+
+def respond(
+    writer: asyncio.StreamWriter,
+    status: str,
+    body: str,
+    *,
+    kind: str = "application/json",
+    length: int | None = None,
+) -> None:
+    size = len(body) if length is None else length
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
+    writer.write((head + body).encode())
+
+
+async def test_what_is_wrong_with_the_endpoint_is_the_rollouts_reason(tmp_path: Path):
+    server = await asyncio.start_server(misbehave, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    does = [(f"ok {word}", "right") for word in WORDS]
+    rollouts = await run_eval(configure(tmp_path, does, EXTERNAL.format(url=url)), tmp_path)
+    server.close()
+    for rollout, words in zip(rollouts, WORDS.values(), strict=True):
+        assert rollout.status is Status.MODEL_ERROR
+        assert f"{url}/chat/completions" in rollout.reason
+        assert words in rollout.reason
+        assert rollout.attempt == 1  # the second: retries = 1
+
+
+async def test_an_endpoint_that_refuses_connections_is_named(tmp_path: Path):
+    url = "http://127.0.0.1:1/v1"
+    [rollout] = await run_eval(configure(tmp_path, [("ok", "right")], EXTERNAL.format(url=url)), tmp_path)
+    assert rollout.status is Status.MODEL_ERROR
+    assert "http://127.0.0.1:1/v1/chat/completions cannot be reached" in rollout.reason
+
+
+async def test_a_model_error_is_tried_again_by_the_next_life_of_the_run_a_result_is_not(tmp_path: Path):
+    broken = configure(tmp_path, [("ok", "right"), ("raises", "right")], llm__script=f"{AGENTS}:breaks")
+    first, raised = await run_eval(broken, tmp_path)
+    again, raised_again = await run_eval(broken, tmp_path)
+    assert (first.status, first.attempt) == (Status.MODEL_ERROR, 2)
+    assert "breaks raised ZeroDivisionError: division by zero" in first.reason
+    assert (again.status, again.attempt) == (Status.MODEL_ERROR, 5)
+    assert raised.status is Status.WORKFLOW_ERROR
+    assert raised_again.rollout_id == raised.rollout_id

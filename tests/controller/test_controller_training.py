@@ -1,0 +1,188 @@
+"""Training that cannot learn says so: equal rewards, no rewards, prompts too long, inputs that fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controller_bench import AGENTS, Does, configure, run_eval
+
+from osmosis_ai.controller.opening import Workspace, open_run
+from osmosis_ai.controller.training import Hooks, run_training
+from osmosis_ai.engine.policy import new_policy
+from osmosis_ai.errors import ConfigError, OsmosisError, UsageError
+from osmosis_ai.store.base import RolloutFilter, StepRecord
+from osmosis_ai.types import Rollout, Status
+
+TRAIN = f"""
+[run]
+name = "train"
+[rollout]
+entrypoint = "{AGENTS}"
+[dataset]
+path = "rows.jsonl"
+[policy]
+path = "start"
+[sampling]
+max_tokens = 8
+[train]
+steps = 1
+rows_per_step = 2
+group_size = 2
+"""
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy of random weights with a context of 128 tokens."""
+    folder = tmp_path_factory.mktemp("policy") / "start"
+    texts = ["The answer is 42. ok right long 12 times 34"]
+    new_policy(folder, texts=texts, hidden_size=32, layers=1, vocab_size=300, max_context=128, seed=0)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, start: Path) -> Path:
+    (tmp_path / "start").symlink_to(start)
+    return tmp_path
+
+
+async def train(
+    folder: Path,
+    does: list[Does],
+    on_rollout: Callable[[Rollout], None] = lambda rollout: None,
+    **settings: Any,
+) -> tuple[list[StepRecord], list[Rollout]]:
+    """The steps and rollouts that are stored afterwards."""
+    config = configure(folder, does, TRAIN, **settings)
+    hooks = Hooks(
+        notify=lambda text: None,
+        on_start=lambda last, steps: None,
+        on_rollout=on_rollout,
+        on_retry=lambda rollout: None,
+        on_step=lambda record: None,
+    )
+    async with open_run(config, "train", Workspace(folder / "ws")) as run:
+        await run_training(run, hooks)
+        return await run.store.steps(run.run_id), await run.store.rollouts(RolloutFilter(run.run_id))
+
+
+async def test_equal_rewards_are_no_signal_and_leave_the_weights_as_they_are(folder: Path):
+    [step], rollouts = await train(folder, [("ok", "right"), ("ok", "right")])
+    metrics = step.metrics
+    assert [r.reward for r in rollouts] == [1.0] * 4
+    assert (metrics["groups"], metrics["groups_with_signal"], metrics["loss"]) == (2, 0, None)
+    assert metrics["funnel"]["losses"]["no_signal"]["rollouts"] == 4
+    assert metrics["funnel"]["stages"]["trained"] == {"rollouts": 0, "tokens": 0}
+    assert metrics["audit"]["tokens"] > 0  # the sampler is compared with the trainer all the same
+    assert step.version == 0
+    weights = [folder / "start", folder / "ws" / "runs" / "train" / "policy"]
+    before, after = ((place / "model.safetensors").read_bytes() for place in weights)
+    assert before[-1000:] == after[-1000:]
+
+
+async def test_a_prompt_longer_than_the_context_fails_its_rollout_with_both_numbers(folder: Path):
+    [step], rollouts = await train(folder, [("long", "right"), ("ok", "right")])
+    failed = [r for r in rollouts if r.status is not Status.GRADED]
+    assert [r.status for r in failed] == [Status.WORKFLOW_ERROR] * 2
+    assert "the prompt has " in failed[0].reason
+    assert "tokens and the policy's context is 128, prompt and completion together" in failed[0].reason
+    assert step.metrics["funnel"]["losses"]["workflow_error"]["rollouts"] == 2
+
+
+async def test_a_step_without_one_reward_stops_the_run_and_says_what_came_instead(folder: Path):
+    with pytest.raises(OsmosisError) as caught:
+        await train(folder, [("ok", "raises"), ("ok", "raises")])
+    assert caught.value.exit_code == 1
+    assert str(caught.value).startswith(
+        "step 1: none of its 4 rollouts has a reward (4 grader_error), so there is nothing to learn from. "
+        "The first, of row "
+    )
+    assert "LeanGrader.grade raised RuntimeError: the judge is out" in str(caught.value)
+
+
+async def test_steps_after_the_last_checkpoint_are_done_again_and_nothing_twice(folder: Path):
+    """Checkpoint at step 2, stopped in step 4: step 3 is done again, from rollouts of the same weights."""
+    does: list[Does] = [("ok", "length"), ("ok", "length")]
+    settings = {"train__steps": 5, "train__checkpoint_every": 2, "train__group_size": 6}
+    seen = 0
+
+    def stop_in_step_4(rollout: Rollout) -> None:
+        nonlocal seen
+        seen += rollout.step == 4
+        if seen == 2:
+            raise OsmosisError("pulled the plug")
+
+    with pytest.raises(OsmosisError, match="pulled the plug"):
+        await train(folder, does, stop_in_step_4, **settings)
+    steps, rollouts = await train(folder, does, **settings)
+    assert [step.step for step in steps] == [1, 2, 3, 4, 5]
+    assert [step.checkpoint != "" for step in steps] == [False, True, False, True, True]
+    assert steps[2].metrics["groups_with_signal"] > 0
+    assert steps[2].metrics["funnel"]["losses"].get("superseded") is None  # the restored weights made them
+    fourth = [r for r in rollouts if r.step == 4]
+    assert {r.attempt for r in fourth} == {0, 1}  # weights that were computed again made the second ones
+    superseded = steps[3].metrics["funnel"]["losses"]["superseded"]["rollouts"]
+    assert superseded == sum(r.attempt == 0 and r.status is Status.GRADED for r in fourth) >= 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"policy__path": "nothere"}, "no such folder. Make one with `osmosis policy new`."),
+        ({"policy__path": "rows.jsonl"}, "no policy at"),
+        ({"policy__path": "."}, "is not a policy: it has no config.json. Name a Hugging Face model folder."),
+        ({"train__algorithm": "sft"}, 'train.algorithm = "sft" needs train.from_run = the name of a run'),
+        (
+            {"train__algorithm": "sft", "train__from_run": "nope"},
+            "train.from_run = 'nope': there is no such run. Known: none.",
+        ),
+    ],
+)
+async def test_inputs_that_do_not_hold_are_usage_errors(
+    folder: Path, settings: dict[str, Any], expected: str
+):
+    with pytest.raises(UsageError) as caught:
+        await train(folder, [("ok", "right")], **settings)
+    assert expected in str(caught.value)
+
+
+async def test_a_distribution_that_the_trainer_cannot_score_is_refused_before_anything_starts(folder: Path):
+    with pytest.raises(ConfigError) as caught:
+        await train(folder, [("ok", "right")], sampling__temperature=0.0, sampling__top_p=0.5)
+    assert [finding.split(": ")[1] for finding in caught.value.findings] == [
+        "sampling.temperature = 0 cannot be trained; it must be above 0",
+        "sampling.top_p = 0.5 cannot be trained; it must be 1",
+    ]
+
+
+async def test_fine_tuning_needs_rollouts_with_the_reward_that_is_asked_for(folder: Path):
+    await run_eval(configure(folder, [("ok", "wrong"), ("ok", "raises")]), folder)
+    sft = {"train__algorithm": "sft", "train__from_run": "bad"}
+    with pytest.raises(UsageError) as caught:
+        await train(folder, [("ok", "wrong"), ("ok", "raises")], **sft)
+    assert str(caught.value) == (
+        "train.from_run = 'bad': of its 1 graded rollouts none has a reward of at least "
+        "train.min_reward = 1; the best has 0."
+    )
+
+
+async def test_a_cancelled_step_goes_on_with_what_it_had(folder: Path):
+    seen: list[str] = []
+
+    def stop(rollout: Rollout) -> None:
+        seen.append(rollout.rollout_id)
+        if len(seen) == 2:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await train(folder, [("ok", "length"), ("slow", "length")], stop)
+    again: list[str] = []
+    _, rollouts = await train(
+        folder, [("ok", "length"), ("slow", "length")], lambda r: again.append(r.rollout_id)
+    )
+    assert not set(seen) & set(again)
+    assert sum(r.status is Status.GRADED for r in rollouts) == 4
