@@ -202,10 +202,11 @@ def _endpoint(info: dict[str, Any], judge: Judge | None) -> _Endpoint:
             f"evaluate_rubric: no endpoint is known for {name!r} (provider {provider!r}); give base_url, or "
             f"write provider/model with one of {', '.join(PROVIDERS)}"
         )
-    key = info.get("api_key") or os.environ.get(info.get("api_key_env") or (known[1] if known else ""))
-    if judge is None and key is None and not info.get("base_url"):
-        where = info.get("api_key_env") or (known[1] if known else "")
-        raise MissingAPIKeyError(f"evaluate_rubric: there is no key for {provider}: export {where}=...")
+    # The provider's own key goes to the provider only, never to a base_url that somebody named.
+    variable = info.get("api_key_env") or (known[1] if known and not info.get("base_url") else "")
+    key = info.get("api_key") or os.environ.get(variable)
+    if judge is None and not key and variable:
+        raise MissingAPIKeyError(f"evaluate_rubric: there is no key for {provider}: export {variable}=...")
     params = {"reasoning_effort": info["reasoning_effort"]} if info.get("reasoning_effort") else {}
     seconds = float(info.get("timeout") or TIMEOUT_SECONDS)
     return _Endpoint(provider, bare, str(url or "").rstrip("/"), key, seconds, judge, params)

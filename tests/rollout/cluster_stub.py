@@ -46,7 +46,7 @@ class Cluster:
 
     async def wait_for(self, count: int, seconds: float = 10.0) -> list[dict[str, Any]]:
         async with asyncio.timeout(seconds):
-            while len(self.completions) < count:
+            while len(self.completions) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return self.completions
 
@@ -82,7 +82,7 @@ class Server:
 async def serving(app: Any) -> AsyncIterator[Server]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="on"))
     running = asyncio.create_task(server.serve())
-    while not server.started and not running.done():
+    while not server.started and not running.done():  # noqa: ASYNC110  uvicorn has no event
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     async with aiohttp.ClientSession() as http:

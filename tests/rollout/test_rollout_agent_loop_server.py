@@ -109,25 +109,24 @@ async def test_r09_what_is_no_request_is_refused_without_repeating_its_keys():
 
 
 async def test_r07_none_is_unlimited():
-    running, together = [], asyncio.Event()
+    running = []
 
     async def run(ctx):
         running.append(ctx.rollout_id)
-        while len(running) < 150:
+        while len(running) < 150:  # noqa: ASYNC110  lanes share no event
             await asyncio.sleep(0.01)
         return ctx.complete([], reward=0.0)
 
     async with a_cluster() as cluster, serving(create_app(loop_with(run))) as server:
         await asyncio.gather(*(server.init(request_for(cluster, f"r-{i}")) for i in range(150)))
         await cluster.wait_for(150, seconds=30)
-    assert not together.is_set()
 
 
 async def test_r07_max_concurrent_limits_and_health_shows_who_waits():
     gate = {"open": False}
 
     async def run(ctx):
-        while not gate["open"]:
+        while not gate["open"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         return ctx.complete([])
 
@@ -225,7 +224,7 @@ async def test_rollouts_that_a_shutdown_stops_are_reported():
     async with a_cluster() as cluster:
         async with serving(create_app(loop_with(run))) as server:
             await server.init(request_for(cluster))
-            while not cluster.chats:
+            while not cluster.chats:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         [completed] = cluster.completions
     assert (completed["status"], completed["error_message"]) == (

@@ -77,6 +77,7 @@ def create_app(
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
+        desk.open()
         if on_startup is not None:
             await on_startup()
         sweeping = asyncio.create_task(desk.sweep(limits.cleanup_interval_seconds))
@@ -161,6 +162,7 @@ class _Record:
     key: str
     request: RolloutRequest
     opened: asyncio.Future[list[dict[str, Any]] | _Refused]  # its tools, or why there are none
+    started: bool = False  # the training cluster has its tools, and waits for its result
     task: asyncio.Task[None] | None = None
     reporting: bool = False  # its one result has been begun to be told
     transcript: Callable[[], list[dict[str, Any]]] = field(default=list)  # how far it came
@@ -269,6 +271,7 @@ class _Desk:
             refused = _Refused(500, f"{name} exceeded its deadline of {seconds:g} s")
         else:
             record.opened.set_result(wire_tools(tools))
+            record.started = True
             return tools
         logger.error("rollout %s was not started: %s", record.request.rollout_id, refused.message)
         del self._records[record.key]  # nothing was started, so another init may try again
@@ -354,6 +357,11 @@ class _Desk:
             await asyncio.sleep(interval_seconds)
             self._forget_old()
 
+    def open(self) -> None:
+        """Admit rollouts; a server may be started again after it was closed."""
+        if self._closing:
+            self._lanes, self._closing = LanePool(), False
+
     async def close(self) -> None:
         """Stop what runs, say so, and let go of everything."""
         self._closing = True
@@ -366,7 +374,7 @@ class _Desk:
         stopped = _error_text("the server was shut down before the rollout ended")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.gather(*(self._report(r, stopped, retries=0) for r in left))
+                await asyncio.gather(*(self._report(r, stopped, retries=0) for r in left if r.started))
         self._lanes.close()
         if self._log is not None:
             self._log.close()
