@@ -47,9 +47,12 @@ class ModelCall:
     wish: SamplingWish  # for the policy
     native_messages: list[Message]  # for a provider: as they came
     native_params: dict[str, Any]  # for a provider: every other parameter, as it came
-    recorded: dict[str, Any] = field(
-        default_factory=dict
-    )  # kept with the turn, without effect: user, metadata
+    recorded: dict[str, Any] = field(default_factory=dict)  # kept with the turn, no effect: user, metadata
+    prompt: str | None = None  # of a raw text completion; then `messages` is this text as a user's
+    n: int = 1  # answers wanted, each a turn of its own
+    echoed: dict[str, Any] = field(default_factory=dict)  # what the dialect's answer repeats of the request
+    continuable: bool = False  # a later call of the rollout may name the answer instead of repeating it
+    instructions: int = 0  # leading messages that such a later call does not inherit
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,23 @@
-"""Whose call is it? The key opens one rollout; headers and path may name it too, and must then agree."""
+"""Whose call is it? The key opens one rollout; headers and path may name it too, and must then agree.
+
+A key is a capability: it opens the calls of one rollout, until its expiry, its turn limit or its token
+budget, and dies with the rollout. It comes as `Authorization: Bearer KEY` or as `x-api-key: KEY`.
+"""
 
 from __future__ import annotations
 
 import hmac
 import secrets
+import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 
-from osmosis_ai.gateway.call import Refusal
+from osmosis_ai.gateway.call import ModelCall, Refusal, Reply
 from osmosis_ai.gateway.capture import OpenRollout
+from osmosis_ai.gateway.retries import Retries
+from osmosis_ai.types import Message
 
 REMEMBERED = 10_000  # ended rollouts, for clear answers to late calls
 WITH_TURNS = 256  # of these, the latest, for who asks for the turns again
@@ -17,110 +25,142 @@ DEFAULT_SAMPLE = "main"  # of a call that names no sample
 MAX_SAMPLE_ID = 256  # characters
 
 
+@dataclass(eq=False, slots=True)
+class Admission:
+    """A rollout that has a key, and what the gateway keeps for its calls."""
+
+    rollout: OpenRollout
+    digest: bytes  # sha256 of the key
+    expires_at: float | None  # time.monotonic()
+    retries: Retries = field(default_factory=Retries)
+    answers: dict[str, list[Message]] = field(
+        default_factory=dict
+    )  # answer's id -> messages up to and with it
+
+    def keep(self, call_id: str, call: ModelCall, reply: Reply) -> None:
+        """Later calls of the rollout may name this answer instead of repeating it."""
+        self.answers[call_id] = [*call.messages[call.instructions :], reply.turn.response]
+
+    def check_expiry(self) -> None:
+        if self.expires_at is not None and time.monotonic() >= self.expires_at:
+            raise Refusal(
+                401,
+                f"the key of rollout {self.rollout.rollout_id} has expired: the rollout had its time",
+                code="key_expired",
+            )
+
+    def clear(self) -> None:
+        self.retries.clear()
+        self.answers.clear()
+
+
 class Registry:
     """The rollouts that have a key: open ones, and the latest that have ended."""
 
     def __init__(self) -> None:
-        self._by_key: dict[bytes, OpenRollout] = {}  # sha256 of the key -> rollout
-        self._by_id: dict[str, OpenRollout] = {}
+        self._by_key: dict[bytes, Admission] = {}  # sha256 of the key -> its rollout
+        self._by_id: dict[str, Admission] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()  # keys of ended rollouts, oldest first
         self._with_turns: deque[OpenRollout] = deque()
-        self._digest_of: dict[str, bytes] = {}
         self.strangers: dict[str, int] = {}  # refused calls that name no rollout, by code
 
-    def admit(self, rollout: OpenRollout) -> str:
+    def admit(self, rollout: OpenRollout, expires_seconds: float | None = None) -> str:
         """A new key for the rollout."""
         if rollout.rollout_id in self._by_id:
             raise ValueError(f"rollout {rollout.rollout_id} has been admitted already")
         key = secrets.token_urlsafe(32)
         digest = sha256(key.encode()).digest()
-        self._by_key[digest] = rollout
-        self._by_id[rollout.rollout_id] = rollout
-        self._digest_of[rollout.rollout_id] = digest
+        expires_at = None if expires_seconds is None else time.monotonic() + expires_seconds
+        admission = Admission(rollout, digest, expires_at)
+        self._by_key[digest] = self._by_id[rollout.rollout_id] = admission
         return key
 
     def get(self, rollout_id: str) -> OpenRollout:
         try:
-            return self._by_id[rollout_id]
+            return self._by_id[rollout_id].rollout
         except KeyError:
             raise KeyError(f"rollout {rollout_id} was not admitted to this gateway") from None
 
     def open_rollouts(self) -> list[OpenRollout]:
-        return [rollout for rollout in self._by_id.values() if not rollout.sealed]
+        return [known.rollout for known in self._by_id.values() if not known.rollout.sealed]
 
     def ended(self, rollout_id: str) -> None:
         """The rollout is sealed; forget the oldest of those that are."""
-        digest = self._digest_of[rollout_id]
-        if digest in self._ended:
+        admission = self._by_id[rollout_id]
+        if admission.digest in self._ended:
             return
-        self._ended[digest] = None
-        self._with_turns.append(self._by_id[rollout_id])
+        admission.clear()
+        self._ended[admission.digest] = None
+        self._with_turns.append(admission.rollout)
         while len(self._with_turns) > WITH_TURNS:
             self._with_turns.popleft().turns.clear()
         while len(self._ended) > REMEMBERED:
             digest, _ = self._ended.popitem(last=False)
             forgotten = self._by_key.pop(digest)
-            del self._by_id[forgotten.rollout_id], self._digest_of[forgotten.rollout_id]
+            del self._by_id[forgotten.rollout.rollout_id]
 
-    def identify(self, headers: Mapping[bytes, bytes], id_in_path: str | None) -> tuple[OpenRollout, str]:
+    def identify(self, headers: Mapping[bytes, bytes], id_in_path: str | None) -> tuple[Admission, str]:
         """The rollout and the sample id of a call. Raises Refusal with 401, 403, 409 or 400."""
-        named = id_in_path or _header(headers, b"x-rollout-id")
-        rollout = self._by_bearer(headers)
-        if rollout is None:
-            raise self._unknown_key(headers, named)
-        for place, claimed in (("path", id_in_path), ("x-rollout-id", _header(headers, b"x-rollout-id"))):
+        id_in_header = _header(headers, b"x-rollout-id")
+        admission = self._by_its_key(headers, id_in_path or id_in_header)
+        rollout = admission.rollout
+        for place, claimed in (("path", id_in_path), ("x-rollout-id", id_in_header)):
             if claimed and claimed != rollout.rollout_id:
                 problem = f"the key belongs to rollout {rollout.rollout_id}, but the {place} names {claimed}"
                 raise rollout.refused(
                     Refusal(403, f"{problem}. A key opens its own rollout only", code="wrong_rollout")
                 )
-        if rollout.sealed:
-            raise rollout.refused(rollout.has_ended())
-        sample_id = _header(headers, b"x-sample-id") or DEFAULT_SAMPLE
-        if len(sample_id) > MAX_SAMPLE_ID or not sample_id.isprintable():
-            problem = f"at most {MAX_SAMPLE_ID} printable characters, got {sample_id[:80]!r}"
-            raise rollout.refused(
-                Refusal(
-                    400, f"x-sample-id must have {problem}", code="invalid_sample_id", param="x-sample-id"
-                )
-            )
-        return rollout, sample_id
+        try:
+            if rollout.sealed:
+                raise rollout.has_ended()
+            admission.check_expiry()
+            return admission, _sample_id(headers)
+        except Refusal as refusal:
+            raise rollout.refused(refusal) from None
 
-    def _by_bearer(self, headers: Mapping[bytes, bytes]) -> OpenRollout | None:
-        key = _key(headers)
-        if not key:
-            return None
-        # The look-up is by a hash of the key, so its time says nothing about the key; then compared whole.
-        digest = sha256(key.encode("utf-8", "surrogateescape")).digest()
-        rollout = self._by_key.get(digest)
-        if rollout is None or not hmac.compare_digest(self._digest_of[rollout.rollout_id], digest):
-            return None
-        return rollout
+    def _by_its_key(self, headers: Mapping[bytes, bytes], named: str | None) -> Admission:
+        keys = _keys(headers)
+        if len(keys) == 1:
+            # Looked up by a hash of the key, so the time says nothing about the key; then compared whole.
+            digest = sha256(keys.pop().encode("utf-8", "surrogateescape")).digest()
+            admission = self._by_key.get(digest)
+            if admission is not None and hmac.compare_digest(admission.digest, digest):
+                return admission
+            raise self._unknown_key("invalid_api_key", named)
+        raise self._unknown_key("conflicting_api_keys" if keys else "missing_api_key", named)
 
-    def _unknown_key(self, headers: Mapping[bytes, bytes], named: str | None) -> Refusal:
-        if _key(headers):
-            refusal = Refusal(
-                401,
-                "this key opens no rollout. Use the api_key of the rollout's own RolloutContext",
-                code="invalid_api_key",
-            )
-        else:
-            refusal = Refusal(
-                401,
-                "a call needs the rollout's key: Authorization: Bearer <api_key of the RolloutContext>",
-                code="missing_api_key",
-            )
-        rollout = self._by_id.get(named) if named else None
-        if rollout is not None:
-            return rollout.refused(refusal)
-        self.strangers[refusal.code] = self.strangers.get(refusal.code, 0) + 1
+    def _unknown_key(self, code: str, named: str | None) -> Refusal:
+        refusal = Refusal(401, _KEY_PROBLEMS[code], code=code)
+        if named and (admission := self._by_id.get(named)) is not None:
+            return admission.rollout.refused(refusal)
+        self.strangers[code] = self.strangers.get(code, 0) + 1
         return refusal
 
 
-def _key(headers: Mapping[bytes, bytes]) -> str:
-    """The key of `Authorization: Bearer <key>`; "" when there is none."""
+_KEY_PROBLEMS = {
+    "invalid_api_key": "this key opens no rollout. Use the api_key of the rollout's own RolloutContext",
+    "missing_api_key": (
+        "a call needs the rollout's key: Authorization: Bearer <api_key of the RolloutContext>, or x-api-key"
+    ),
+    "conflicting_api_keys": (
+        "Authorization and x-api-key carry different keys. Send the api_key of the RolloutContext in one"
+    ),
+}
+
+
+def _sample_id(headers: Mapping[bytes, bytes]) -> str:
+    sample_id = _header(headers, b"x-sample-id") or DEFAULT_SAMPLE
+    if len(sample_id) > MAX_SAMPLE_ID or not sample_id.isprintable():
+        problem = f"at most {MAX_SAMPLE_ID} printable characters, got {sample_id[:80]!r}"
+        raise Refusal(400, f"x-sample-id must have {problem}", code="invalid_sample_id", param="x-sample-id")
+    return sample_id
+
+
+def _keys(headers: Mapping[bytes, bytes]) -> set[str]:
+    """The keys of the call: one, none, or two that differ."""
     scheme, _, key = _header(headers, b"authorization").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    return {key for key in (bearer, _header(headers, b"x-api-key")) if key}
 
 
 def _header(headers: Mapping[bytes, bytes], name: bytes) -> str:

@@ -9,8 +9,7 @@ where arguments are compared as JSON values (key order and spacing mean nothing,
 Three kinds of fields:
 - compared, recorded and rendered: role, content, name, tool_calls, tool_call_id;
 - `KEPT` (a model's reasoning and a client's own notes): recorded, but neither compared nor shown to the
-policy,
-  because agents drop and rewrite them at will and the policy has never seen them as tokens;
+  policy, because agents drop and rewrite them at will and the policy has never seen them as tokens;
 - any other: refused for the policy, which could not read it; passed on to a provider.
 """
 
@@ -33,6 +32,7 @@ KEPT = frozenset(
         "provider_specific_fields",
         "annotations",
         "refusal",
+        "is_error",
     }
 )
 _KNOWN = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})

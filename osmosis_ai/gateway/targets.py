@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from osmosis_ai.engine.base import Completion, Engine, EngineInfo, Sampling
@@ -12,7 +12,9 @@ from osmosis_ai.errors import ProviderError
 from osmosis_ai.gateway.call import MODEL, Answer, ModelCall, Refusal, SamplingDefaults, SamplingWish
 from osmosis_ai.gateway.messages import BadMessageError, canonical
 from osmosis_ai.gateway.render import TextStream
-from osmosis_ai.gateway.tree import ConversationTree, Renderer, TemplateRefusedError
+from osmosis_ai.gateway.stops import StopFilter, first_stop, tokens_until
+from osmosis_ai.gateway.text_prompts import SampleTree
+from osmosis_ai.gateway.tree import ConversationTree, Placement, Renderer, TemplateRefusedError
 from osmosis_ai.providers.base import Provider, ProviderAnswer, ProviderRequest
 from osmosis_ai.types import Message
 
@@ -36,10 +38,14 @@ class Target(Protocol):
         seed: int,
         on_text: OnText | None,
     ) -> Answer:
-        """Answer one call; `seed` holds unless the call brings its own; `on_text` gets text as it comes.
+        """One answer to the call, sampled with `seed`; `on_text` gets text as it comes.
 
         Raises Refusal for what is not supported, EngineError or ProviderError for what failed.
         """
+        ...
+
+    def count(self, call: ModelCall, tree: ConversationTree) -> int:
+        """How many tokens the prompt of the call has. Raises Refusal."""
         ...
 
 
@@ -53,8 +59,8 @@ class PolicyTarget:
         self._info = info
         self._renderer = renderer
 
-    def new_tree(self) -> ConversationTree:
-        return ConversationTree(self._renderer)
+    def new_tree(self) -> SampleTree:
+        return SampleTree(self._renderer)
 
     async def answer(
         self,
@@ -64,10 +70,38 @@ class PolicyTarget:
         seed: int,
         on_text: OnText | None,
     ) -> Answer:
-        stop_ids = self._stop_ids(call.wish.stop)
+        stop_ids, stop_texts = self._stops(call.wish.stop)
         sampling = _sampling(call.wish, defaults, seed, stop_ids)
+        placement = self._place(call, tree)
+        sampling = self._within_context(sampling, len(placement.prompt_ids))
+        ends = {*self._info.eos_token_ids, *stop_ids}
+        calls_tools = call.wish.tools_allowed and bool(call.tools)
+        on_token = None if on_text is None else self._on_token(on_text, ends, stop_texts, calls_tools)
+        completion = await self._engine.sample(placement.prompt_ids, sampling, on_token)
+        read = self._read(completion, ends, stop_texts)
+        parsed = parse_completion(read.text) if calls_tools else ParsedCompletion(content=read.text)
+        return Answer(
+            message=_message(parsed),
+            finish_reason=_finish_reason(read.completion, parsed),
+            placement=placement,
+            completion_ids=read.completion.token_ids,
+            logprobs=read.completion.logprobs,
+            policy_version=completion.version,
+            prompt_tokens=len(placement.prompt_ids),
+            completion_tokens=len(read.completion.token_ids),
+            sampling={**_in_force(sampling, call), **read.stopped},
+            model=MODEL,
+            malformed_tool_calls=len(parsed.malformed),
+            token_logprobs=self._token_logprobs(read) if call.wish.logprobs else None,
+        )
+
+    def count(self, call: ModelCall, tree: ConversationTree) -> int:
+        """How many tokens the prompt of the call has, at this place of its sample."""
+        return len(self._place(call, tree).prompt_ids)
+
+    def _place(self, call: ModelCall, tree: ConversationTree) -> Placement:
         try:
-            placement = tree.place(call.messages, call.tools)
+            return _placed(call, tree)
         except TemplateRefusedError as error:
             raise Refusal(
                 400,
@@ -75,54 +109,46 @@ class PolicyTarget:
                 code="template_refused",
                 param="messages",
             ) from error
-        sampling = self._within_context(sampling, len(placement.prompt_ids))
-        ends = {*self._info.eos_token_ids, *stop_ids}
-        calls_tools = call.wish.tools_allowed and bool(call.tools)
-        on_token = None if on_text is None else self._on_token(on_text, ends, calls_tools)
-        completion = await self._engine.sample(placement.prompt_ids, sampling, on_token)
-        text_ids = completion.token_ids
-        if text_ids and text_ids[-1] in ends:
-            text_ids = text_ids[:-1]
-        text = self._renderer.decode(text_ids)
-        parsed = parse_completion(text) if calls_tools else ParsedCompletion(content=text)
-        return Answer(
-            message=_message(parsed),
-            finish_reason=_finish_reason(completion, parsed),
-            placement=placement,
-            completion_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            policy_version=completion.version,
-            prompt_tokens=len(placement.prompt_ids),
-            completion_tokens=len(completion.token_ids),
-            sampling=_in_force(sampling, call),
-            model=MODEL,
-            malformed_tool_calls=len(parsed.malformed),
-            token_logprobs=self._token_logprobs(completion, len(text_ids)) if call.wish.logprobs else None,
-        )
 
-    def _on_token(self, on_text: OnText, ends: set[int], calls_tools: bool) -> Callable[[int], None]:
+    def _on_token(
+        self, on_text: OnText, ends: set[int], stop_texts: Sequence[str], calls_tools: bool
+    ) -> Callable[[int], None]:
         stream = TextStream(self._renderer.decode, tool_calls=calls_tools)
+        stops = StopFilter(stop_texts) if stop_texts else None
 
         def on_token(token_id: int) -> None:
-            if token_id not in ends and (text := stream.push(token_id)):
+            if token_id in ends:
+                return
+            text = stream.push(token_id)
+            if stops is not None and text:
+                text = stops.push(text)
+            if text:
                 on_text(text)
 
         return on_token
 
-    def _stop_ids(self, stop: tuple[str, ...]) -> tuple[int, ...]:
-        ids = []
-        for text in stop:
-            token_id = self._renderer.special_id(text)
-            if token_id is None:
-                raise Refusal(
-                    400,
-                    f"stop {text!r} is not supported: the policy stops at single special tokens only, and "
-                    "its tokenizer has none of this text. Cut the text in the agent, or set max_tokens",
-                    code="unsupported_parameter",
-                    param="stop",
-                )
-            ids.append(token_id)
-        return tuple(ids)
+    def _stops(self, stop: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The stops that are single special tokens, and the texts."""
+        ids = {text: self._renderer.special_id(text) for text in stop}
+        tokens = tuple(token_id for token_id in ids.values() if token_id is not None)
+        return tokens, tuple(text for text, token_id in ids.items() if token_id is None)
+
+    def _read(self, completion: Completion, ends: set[int], stop_texts: Sequence[str]) -> _Read:
+        ids = completion.token_ids
+        ended = bool(ids) and ids[-1] in ends
+        shown = ids[:-1] if ended else ids
+        text = self._renderer.decode(shown)
+        found = first_stop(text, stop_texts)
+        if found is None:
+            by_token = ended and ids[-1] not in self._info.eos_token_ids
+            stopped = {"stopped_by": self._renderer.decode(ids[-1:])} if by_token else {}
+            return _Read(completion, text, len(shown), stopped)
+        place, stop = found
+        kept = tokens_until(shown, text[: place + len(stop)], self._renderer.decode)
+        cut = replace(
+            completion, token_ids=ids[:kept], logprobs=completion.logprobs[:kept], finish_reason="stop"
+        )
+        return _Read(cut, text[:place], kept, {"stopped_by": stop, "tokens_after_stop": len(ids) - kept})
 
     def _within_context(self, sampling: Sampling, prompt_tokens: int) -> Sampling:
         rest = self._info.max_context - prompt_tokens
@@ -136,15 +162,26 @@ class PolicyTarget:
             )
         return replace(sampling, max_tokens=min(sampling.max_tokens, rest) if sampling.max_tokens else rest)
 
-    def _token_logprobs(self, completion: Completion, shown: int) -> list[tuple[str, float]]:
+    def _token_logprobs(self, read: _Read) -> list[tuple[str, float]]:
+        completion, shown = read.completion, read.shown
         pairs = zip(completion.token_ids[:shown], completion.logprobs[:shown], strict=True)
         return [(self._renderer.decode([token_id]), logprob) for token_id, logprob in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A completion as text."""
+
+    completion: Completion  # cut behind the stop text that ends it
+    text: str
+    shown: int  # tokens that have a text: all but an end token
+    stopped: dict[str, Any]  # which stop ended it, for the record
 
 
 class ProviderTarget:
     """An external model. Its turns have no tokens, so they can be graded and imitated, not reinforced.
 
-    A streaming agent gets the whole message as one delta: what a provider streams is not passed through yet.
+    A streaming agent gets the provider's text as it comes, reasoning and tool calls with its end.
     """
 
     is_policy = False
@@ -152,8 +189,8 @@ class ProviderTarget:
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
 
-    def new_tree(self) -> ConversationTree:
-        return ConversationTree(None)
+    def new_tree(self) -> SampleTree:
+        return SampleTree(None)
 
     async def answer(
         self,
@@ -164,16 +201,15 @@ class ProviderTarget:
         on_text: OnText | None,
     ) -> Answer:
         params = _with_defaults(call.native_params, defaults)
-        own_seed = params.get("seed")
-        seed = own_seed if isinstance(own_seed, int) else seed
-        answer = await self._provider.complete(
-            ProviderRequest(messages=call.native_messages, tools=call.tools, params=params, seed=seed)
-        )
+        if isinstance(params.get("seed"), int):
+            params["seed"] = seed
+        request = ProviderRequest(call.native_messages, call.tools, params, seed, call.prompt)
+        answer = await self._provider.complete(request, on_text)
         message = _provider_message(answer)
         return Answer(
             message=message,
             finish_reason=answer.finish_reason,
-            placement=tree.place(call.messages, call.tools),
+            placement=_placed(call, tree),
             completion_ids=[],
             logprobs=[],
             policy_version=None,
@@ -182,6 +218,26 @@ class ProviderTarget:
             sampling={**params, "seed": seed},
             model=answer.model,
         )
+
+    def count(self, call: ModelCall, tree: ConversationTree) -> int:
+        raise Refusal(
+            400,
+            "a provider's tokens are known when it has answered, and Osmosis does not estimate them. "
+            "Read the usage of the answers",
+            code="unsupported_with_provider",
+        )
+
+
+def own_seed(call: ModelCall) -> int | None:
+    """The seed that the call brings itself."""
+    seed = call.wish.seed if call.wish.seed is not None else call.native_params.get("seed")
+    return seed if isinstance(seed, int) and not isinstance(seed, bool) else None
+
+
+def _placed(call: ModelCall, tree: ConversationTree) -> Placement:
+    if call.prompt is not None and isinstance(tree, SampleTree):
+        return tree.place_text(call.prompt)
+    return tree.place(call.messages, call.tools)
 
 
 def _sampling(
@@ -195,7 +251,7 @@ def _sampling(
         max_tokens=min(
             wish.max_tokens or defaults.max_tokens or 0, defaults.max_tokens or wish.max_tokens or 0
         ),
-        seed=seed if wish.seed is None else wish.seed,
+        seed=seed,
         stop_ids=stop_ids,
     )
     if defaults.training:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 from osmosis_ai.errors import ProviderError
-from osmosis_ai.providers.base import ProviderAnswer, ProviderRequest
+from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest
 from osmosis_ai.types import Message, ToolSchema
+
+_WORDS = re.compile(r"\s*\S+|\s+$")  # with the blanks before them, or those at the end
 
 Script = Callable[[list[Message], list[ToolSchema], Random], Message]
 
@@ -20,6 +24,7 @@ class ScriptedProvider:
     `random` is seeded by the call (see ProviderRequest.seed), so an answer that makes a mistake one time in
     four makes it at the same place in every run. A tool call of the answer needs no `id` and no `type`, and
     its arguments may be a dict. Tokens are counted as words, at blanks: good for a test, not for a price.
+    A streaming agent gets word by word. A raw text completion reaches the function as one user message.
 
         def answer(messages, tools, random):
             wrong = random.random() < 0.25
@@ -52,7 +57,7 @@ class ScriptedProvider:
 
         return cls(answer, model=model)
 
-    async def complete(self, request: ProviderRequest) -> ProviderAnswer:
+    async def complete(self, request: ProviderRequest, on_text: OnText | None = None) -> ProviderAnswer:
         messages, tools = list(request.messages), list(request.tools)
         try:
             message = self._answer(messages, tools, Random(request.seed))
@@ -64,6 +69,10 @@ class ScriptedProvider:
                 f"scripted provider: {name} raised {type(error).__name__}: {error}", retryable=False
             ) from error
         message = self._checked(message)
+        if on_text is not None and isinstance(message.get("content"), str):
+            for word in _WORDS.findall(message["content"]):
+                on_text(word)
+                await asyncio.sleep(0)
         return ProviderAnswer(
             message=message,
             finish_reason="tool_calls" if message.get("tool_calls") else "stop",

@@ -123,15 +123,12 @@ async def test_logprobs_are_those_of_the_sampled_tokens(open_gateway):
     ]  # fmt: skip
 
 
-async def test_a_stop_token_ends_the_answer_and_another_text_is_refused(open_gateway):
+async def test_a_stop_that_is_a_special_token_ends_the_engine_s_work(open_gateway, store):
     g = await open_gateway("one<|im_start|>")
-    g.engine.renderer = g.engine.renderer
     message = await g.say(user("count"), stop=["<|im_start|>"])
     assert g.engine.log[0][1].stop_ids == (g.engine.renderer.special_id("<|im_start|>"),)
     assert message["content"].startswith("one")
-    status, answer = await g.chat(user("count"), stop="\n\n")
-    assert status == 400
-    assert answer["error"]["param"] == "stop"
+    assert store.turns["r1"][0].sampling["stop"] == ["<|im_start|>"]
 
 
 async def test_concurrent_calls_with_one_history_are_two_branches(open_gateway, store):

@@ -12,7 +12,7 @@ from osmosis_ai.gateway.dialects import chat
 
 def parse(for_policy=True, **params):
     body = {"model": "osmosis-rollout", "messages": [user("hello")], **params}
-    return chat.parse(json.dumps(body).encode(), for_policy=for_policy)
+    return chat.parse(json.dumps(body).encode(), for_policy=for_policy, recall=lambda name: None)
 
 
 def test_what_the_agent_wishes_is_read():
@@ -49,12 +49,12 @@ def test_user_metadata_and_store_are_recorded():
 @pytest.mark.parametrize(
     "params",
     [
-        {"n": 2}, {"n": True}, {"presence_penalty": 0.1}, {"frequency_penalty": -1}, {"logit_bias": {"5": 1}},
+        {"n": 0}, {"n": 65}, {"n": True}, {"presence_penalty": 0.1}, {"frequency_penalty": -1}, {"logit_bias": {"5": 1}},
         {"response_format": {"type": "json_object"}}, {"tool_choice": "required"}, {"top_logprobs": 3},
         {"tool_choice": {"type": "function", "function": {"name": "add"}}}, {"parallel_tool_calls": False},
         {"temperature": -1}, {"temperature": "hot"}, {"temperature": True}, {"top_p": 0}, {"top_p": 1.5},
         {"top_k": -1}, {"top_k": 1.5}, {"max_tokens": 0}, {"max_tokens": 4, "max_completion_tokens": 5},
-        {"seed": -1}, {"seed": 2**63}, {"seed": "7"}, {"stop": 5}, {"stream": "yes"}, {"tools": [{}]},
+        {"seed": -1}, {"seed": 2**63}, {"seed": "7"}, {"stop": 5}, {"stop": ""}, {"stream": "yes"}, {"tools": [{}]},
         {"stream_options": {"colour": "red"}}, {"reasoning_effort": "low"}, {"functions": [{"name": "f"}]},
         {"colour": "red"}, {"echo": True}, {"logprobs": 5}, {"model": None}, {"messages": []},
     ],
@@ -77,7 +77,7 @@ def test_a_provider_gets_every_parameter_as_it_came():
     call = parse(for_policy=False, stream=True, tools=[ADD], **params)
     assert call.native_params == params
     assert call.tools == [ADD]
-    for lost in ({"n": 2}, {"logprobs": True}, {"top_logprobs": 2}):
+    for lost in ({"logprobs": True}, {"top_logprobs": 2}):
         with pytest.raises(Refusal, match=next(iter(lost))):
             parse(for_policy=False, **lost)
 

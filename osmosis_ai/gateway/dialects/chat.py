@@ -1,41 +1,56 @@
-"""OpenAI Chat Completions: request bytes -> ModelCall, Reply -> response bytes or server-sent events.
+"""OpenAI Chat Completions: request bytes -> ModelCall, Replies -> response bytes or server-sent events.
 
 Against the policy every parameter is honoured or refused, none is dropped:
 
     honoured     messages, tools, tool_choice (auto, none), temperature, top_p, top_k, max_tokens,
-                 max_completion_tokens, seed, stop (single special tokens), stream,
-                 stream_options.include_usage, logprobs
+                 max_completion_tokens, n, seed, stop, stream, stream_options.include_usage, logprobs
     recorded     user, metadata, store, safety_identifier, prompt_cache_key: with the turn, without effect
-    neutral      n = 1, presence_penalty = 0, response_format text, ...: only the value that changes nothing
+    neutral      presence_penalty = 0, response_format text, ...: only the value that changes nothing
     refused      everything else, with status 400 and what to do instead
 
-`max_tokens` is an upper bound; the rest of the context and the run's own limit may lie below it, and what
-was in force stands in `Turn.sampling`. `strict` of a tool is accepted and not enforced: a call that does
-not fit its schema is data. A provider gets every parameter as it came. Usage is in every answer, streams
+`n` answers are n turns: branches that share their prompt, answer i sampled with seed + i. `max_tokens` is an
+upper bound; the rest of the context and the run's own limit may lie below it, and what was in force stands in
+`Turn.sampling`. `strict` of a tool is accepted and not enforced: a call that does not fit its schema is data.
+A provider gets every parameter as it came, but `n`: it is asked n times. Usage is in every answer, streams
 included.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from math import isfinite
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from osmosis_ai.gateway.call import MODEL, MODEL_NAMES, ModelCall, Refusal, Reply, SamplingWish
+from osmosis_ai.gateway.call import MODEL, ModelCall, Refusal, Reply, SamplingWish
+from osmosis_ai.gateway.dialects.base import Recall
+from osmosis_ai.gateway.dialects.parameters import (
+    MAX_N,
+    Neutral,
+    bad,
+    bad_message,
+    boolean,
+    check_known,
+    check_model,
+    function_tools,
+    integer,
+    load,
+    openai_error,
+    stop_texts,
+    temperature,
+    top_p,
+    unsupported,
+)
 from osmosis_ai.gateway.messages import BadMessageError, canonical
-from osmosis_ai.types import Message, ToolSchema, Turn
+from osmosis_ai.types import Message, Turn
 
+ID_PREFIX = "chatcmpl-"
 HEARTBEAT = b": ping\n\n"
 RECORDED = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key"})
-MAX_SEED = 2**63 - 1
 
 # Parameters of which the policy takes only values that change nothing: those values, and the way out.
-NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
-    "n": ((1,), "Make one call for each completion"),
+NEUTRAL: Neutral = {
     "presence_penalty": ((0,), "Leave it out"),
     "frequency_penalty": ((0,), "Leave it out"),
     "repetition_penalty": ((1,), "Leave it out"),
@@ -54,285 +69,195 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "audio": ((), "The policy writes text"),
     "web_search_options": ((), "Offer a tool"),
 }
-_HANDLED = frozenset({"model", "messages", "tools", "stream", "stream_options"})
+_HANDLED = frozenset({"model", "messages", "tools", "stream", "stream_options", "n"})
 _WISHED = frozenset(
     {
         "temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "seed", "stop", "logprobs",
         "tool_choice",
     }
 )  # fmt: skip
+_HONOURED = _WISHED | _HANDLED | RECORDED
 
 
-def parse(body: bytes, *, for_policy: bool) -> ModelCall:
+def parse(body: bytes, *, for_policy: bool, recall: Recall) -> ModelCall:
     """Read a request. Raises Refusal (400, or 404 for another model)."""
-    request = _load(body)
-    _check_model(request.get("model"))
+    request = load(body)
+    check_model(request.get("model"))
     messages = _messages(request.get("messages"), text_only=for_policy)
-    tools = _tools(request.get("tools"))
-    stream = _boolean(request, "stream")
-    _check_stream_options(request.get("stream_options"))
-    # null means "not given", everywhere
-    params = {key: value for key, value in request.items() if key not in _HANDLED and value is not None}
+    tools = function_tools(request.get("tools"))
+    stream = boolean(request, "stream")
+    n = integer(request, "n", 1, MAX_N) or 1
+    check_stream_options(request.get("stream_options"))
+    params = {key: value for key, value in request.items() if key not in _HANDLED}
+    native = request["messages"]
     if not for_policy:
         _check_for_provider(params)
-        return ModelCall(messages, tools, stream, SamplingWish(), request["messages"], params)
+        return ModelCall(messages, tools, stream, SamplingWish(), native, params, n=n)
+    check_known(params, _HONOURED, NEUTRAL)
     recorded = {key: params.pop(key) for key in RECORDED & params.keys()}
-    wish = _wish(params)
-    return ModelCall(messages, tools, stream, wish, request["messages"], params, recorded)
-
-
-def _load(body: bytes) -> dict[str, Any]:
-    try:
-        request = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Refusal(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    if not isinstance(request, dict):
-        raise Refusal(400, "the body must be a JSON object", code="invalid_json")
-    return request
-
-
-def _check_model(model: Any) -> None:
-    if model in MODEL_NAMES:
-        return
-    if model is None:
-        raise _bad("model", f"is missing. Use {MODEL!r}")
-    raise Refusal(
-        404,
-        f"there is no model {model!r} here. Use {MODEL!r} (in LiteLLM 'openai/{MODEL}'): the run's "
-        "configuration says what answers",
-        code="model_not_found",
-        param="model",
-    )
+    return ModelCall(messages, tools, stream, _wish(params), native, params, recorded, n=n)
 
 
 def _messages(messages: Any, *, text_only: bool) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        raise _bad("messages", "must be a list of at least one message")
+        raise bad("messages", "must be a list of at least one message")
     try:
         return [canonical(raw, f"messages[{i}]", text_only=text_only) for i, raw in enumerate(messages)]
     except BadMessageError as error:
-        raise Refusal(400, str(error), code="invalid_message", param=error.param) from error
+        raise bad_message(error) from error
 
 
-def _tools(tools: Any) -> list[ToolSchema]:
-    if tools is None:
-        return []
-    if not isinstance(tools, list):
-        raise _bad("tools", "must be a list")
-    for position, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise _bad(f"tools[{position}]", 'must be {"type": "function", "function": {"name": ..., ...}}')
-    return tools
-
-
-def _check_stream_options(options: Any) -> None:
+def check_stream_options(options: Any) -> None:
     if options is None:
         return
     if not isinstance(options, dict):
-        raise _bad("stream_options", "must be an object")
+        raise bad("stream_options", "must be an object")
     for key, value in options.items():
         if key == "include_usage" and isinstance(value, bool):
             continue  # usage is always sent
         if key == "include_obfuscation" and value is False:
             continue
-        raise _bad(f"stream_options.{key}", "is not supported; only include_usage is")
+        raise bad(f"stream_options.{key}", "is not supported; only include_usage is")
 
 
 def _check_for_provider(params: dict[str, Any]) -> None:
-    """What would be lost on the way back: a turn has one answer, and no room for a provider's logprobs."""
-    for key, neutral in (("n", 1), ("logprobs", False), ("top_logprobs", 0)):
+    """What would be lost on the way back: a turn has no room for a provider's logprobs."""
+    for key, neutral in (("logprobs", False), ("top_logprobs", 0)):
         if params.get(key, neutral) != neutral:
-            raise _unsupported(key, params[key], (neutral,), "against a provider. Leave it out")
+            raise unsupported(key, params[key], (neutral,), "against a provider. Leave it out")
 
 
 def _wish(params: dict[str, Any]) -> SamplingWish:
-    for key, value in params.items():
-        if key in _WISHED:
-            continue
-        if key not in NEUTRAL:
-            known = ", ".join(sorted(_WISHED | _HANDLED | RECORDED))
-            raise _bad(key, f"is not a parameter that the policy honours. Leave it out. Honoured: {known}")
-        allowed, way_out = NEUTRAL[key]
-        if not any(_same(value, neutral) for neutral in allowed):
-            raise _unsupported(key, value, allowed, way_out)
     return SamplingWish(
-        temperature=_number(params, "temperature", lambda value: value >= 0, "a number of at least 0"),
-        top_p=_number(params, "top_p", lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
-        top_k=_integer(params, "top_k", 0, MAX_SEED),
+        temperature=temperature(params),
+        top_p=top_p(params),
+        top_k=integer(params, "top_k", 0),
         max_tokens=_max_tokens(params),
-        seed=_integer(params, "seed", 0, MAX_SEED),
-        stop=_stop(params.get("stop")),
-        logprobs=_boolean(params, "logprobs"),
-        tools_allowed=_tools_allowed(params.get("tool_choice")),
+        seed=integer(params, "seed", 0),
+        stop=stop_texts(params),
+        logprobs=boolean(params, "logprobs"),
+        tools_allowed=tools_allowed(params.get("tool_choice")),
     )
 
 
 def _max_tokens(params: dict[str, Any]) -> int | None:
-    older = _integer(params, "max_tokens", 1, MAX_SEED)
-    newer = _integer(params, "max_completion_tokens", 1, MAX_SEED)
+    older = integer(params, "max_tokens", 1)
+    newer = integer(params, "max_completion_tokens", 1)
     if older is not None and newer is not None and older != newer:
-        raise _bad("max_tokens", f"is {older} but max_completion_tokens is {newer}. Send one of them")
+        raise bad("max_tokens", f"is {older} but max_completion_tokens is {newer}. Send one of them")
     return older if newer is None else newer
 
 
-def _stop(stop: Any) -> tuple[str, ...]:
-    texts = [stop] if isinstance(stop, str) else [] if stop is None else stop
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise _bad("stop", "must be a text or a list of texts")
-    return tuple(texts)
-
-
-def _tools_allowed(choice: Any) -> bool:
+def tools_allowed(choice: Any) -> bool:
     if choice in (None, "auto"):
         return True
     if choice == "none":
         return False
-    raise _unsupported("tool_choice", choice, ("auto", "none"), "Ask for the tool in the prompt")
+    raise unsupported("tool_choice", choice, ("auto", "none"), "Ask for the tool in the prompt")
 
 
-def _number(params: dict[str, Any], key: str, holds: Callable[[float], bool], allowed: str) -> float | None:
-    value = params.get(key)
-    if value is None:
-        return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not isfinite(value)
-        or not holds(value)
-    ):
-        raise _bad(key, f"must be {allowed}, got {value!r}")
-    return float(value)
-
-
-def _integer(params: dict[str, Any], key: str, lowest: int, highest: int) -> int | None:
-    value = params.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= highest:
-        raise _bad(key, f"must be a whole number of at least {lowest}, got {value!r}")
-    return value
-
-
-def _boolean(params: dict[str, Any], key: str) -> bool:
-    value = params.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise _bad(key, f"must be true or false, got {value!r}")
-    return bool(value)
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
-
-
-def _bad(param: str, problem: str) -> Refusal:
-    return Refusal(400, f"{param} {problem}", code="invalid_parameter", param=param)
-
-
-def _unsupported(param: str, value: Any, supported: tuple[Any, ...], way_out: str) -> Refusal:
-    allowed = (
-        " or ".join(orjson.dumps(choice).decode() for choice in supported) or "nothing: it is not supported"
-    )
-    shown = orjson.dumps(value).decode()[:100]
-    return Refusal(
-        400,
-        f"{param} = {shown} is not supported here; supported: {allowed}. {way_out}.",
-        code="unsupported_parameter",
-        param=param,
-    )
-
-
-def plain(call_id: str, reply: Reply) -> bytes:
+def plain(call_id: str, call: ModelCall, replies: Sequence[Reply]) -> bytes:
     """The whole answer as one JSON object."""
-    turn = reply.turn
-    choice = {
-        "index": 0,
-        "message": _outgoing(turn.response),
-        "finish_reason": turn.finish_reason,
-        "logprobs": _logprobs(reply),
-    }
+    choices = [
+        {
+            "index": index,
+            "message": _outgoing(reply.turn.response),
+            "finish_reason": reply.turn.finish_reason,
+            "logprobs": _logprobs(reply),
+        }
+        for index, reply in enumerate(replies)
+    ]
     return orjson.dumps(
         {
             "id": call_id,
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": turn.model,
-            "choices": [choice],
-            "usage": _usage(turn),
-            "system_fingerprint": _fingerprint(turn),
+            "model": replies[0].turn.model,
+            "choices": choices,
+            "usage": usage(replies),
+            "system_fingerprint": fingerprint(replies[0].turn),
         }
     )
 
 
-@dataclass(slots=True)
-class EventStream:
-    """The same answer as server-sent events: role, texts, tool calls, finish_reason, usage, [DONE]."""
+def events(call_id: str, call: ModelCall) -> EventStream:
+    return EventStream(call_id, call.n)
 
-    call_id: str
-    created: int
-    sent: str = ""  # all text so far
+
+class EventStream:
+    """The same answer as events: role, texts, tool calls, finish_reason (of each answer), usage, [DONE]."""
+
+    def __init__(self, call_id: str, n: int) -> None:
+        self._call_id = call_id
+        self._created = int(time.time())
+        self._sent = [""] * n  # text of each answer so far
 
     def start(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": ""})
+        roles = [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(len(self._sent))]
+        return b"".join(roles)
 
-    def text(self, delta: str) -> bytes:
-        self.sent += delta
-        return self._chunk({"content": delta})
+    def text(self, index: int, delta: str) -> bytes:
+        self._sent[index] += delta
+        return self._chunk(index, {"content": delta})
 
-    def finish(self, reply: Reply) -> bytes:
-        """What is left of the text, the tool calls, and the end. The turn is in the store by now."""
-        turn = reply.turn
-        content = turn.response["content"]
-        if not content.startswith(self.sent):
-            raise ValueError(f"the text {self.sent!r} was streamed, but the answer is {content!r}")
-        rest = content[len(self.sent) :]
-        events = [self.text(rest)] if rest else []
-        extra = {
-            key: value for key, value in turn.response.items() if key not in ("role", "content", "tool_calls")
+    def finish(self, replies: Sequence[Reply]) -> bytes:
+        parts = [self._rest(index, reply) for index, reply in enumerate(replies)]
+        last: dict[str, Any] = {
+            "choices": [],
+            "usage": usage(replies),
+            "system_fingerprint": fingerprint(replies[0].turn),
         }
-        if extra:
-            events.append(self._chunk(extra))
-        for index, call in enumerate(turn.response.get("tool_calls") or ()):
-            events.append(self._chunk({"tool_calls": [{"index": index, **call}]}))
-        events.append(self._end(reply))
-        return b"".join(events)
+        return b"".join([*parts, self._event(last), b"data: [DONE]\n\n"])
 
     def error(self, refusal: Refusal) -> bytes:
-        """The end of a stream that failed half-way; no [DONE], so that nobody takes it for whole."""
+        """No [DONE] behind it, so that nobody takes the stream for whole."""
         return b"event: error\ndata: " + error_body(refusal) + b"\n\n"
 
-    def _end(self, reply: Reply) -> bytes:
-        turn = reply.turn
-        finish = self._chunk({}, finish_reason=turn.finish_reason, logprobs=_logprobs(reply))
-        usage = self._event({"choices": [], "usage": _usage(turn), "system_fingerprint": _fingerprint(turn)})
-        return finish + usage + b"data: [DONE]\n\n"
+    def _rest(self, index: int, reply: Reply) -> bytes:
+        response = reply.turn.response
+        rest = unsent(response["content"], self._sent[index])
+        parts = [self.text(index, rest)] if rest else []
+        extra = {k: v for k, v in response.items() if k not in ("role", "content", "tool_calls")}
+        if extra:
+            parts.append(self._chunk(index, extra))
+        for position, tool_call in enumerate(response.get("tool_calls") or ()):
+            parts.append(self._chunk(index, {"tool_calls": [{"index": position, **tool_call}]}))
+        parts.append(self._chunk(index, {}, reply.turn.finish_reason, _logprobs(reply)))
+        return b"".join(parts)
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
+    def _chunk(
+        self, index: int, delta: dict[str, Any], finish_reason: str | None = None, logprobs: Any = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
         return self._event({"choices": [choice]})
 
     def _event(self, fields: dict[str, Any]) -> bytes:
         event = {
-            "id": self.call_id,
+            "id": self._call_id,
             "object": "chat.completion.chunk",
-            "created": self.created,
+            "created": self._created,
             "model": MODEL,
             **fields,
         }
         return b"data: " + orjson.dumps(event) + b"\n\n"
 
 
+def unsent(content: Any, sent: str) -> Any:
+    """What of an answer's text has not been streamed yet."""
+    if not sent:
+        return content
+    if not isinstance(content, str) or not content.startswith(sent):
+        raise ValueError(f"the text {sent!r} was streamed, but the answer is {content!r}")
+    return content[len(sent) :]
+
+
 def error_body(refusal: Refusal) -> bytes:
     """OpenAI's error object."""
-    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"
-    error = {"message": str(refusal), "type": kind, "code": refusal.code, "param": refusal.param}
-    return orjson.dumps({"error": error})
+    return orjson.dumps({"error": openai_error(refusal)})
 
 
-def models() -> bytes:
-    """The list of models: the one."""
-    model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "osmosis"}
-    return orjson.dumps({"object": "list", "data": [model]})
+def counted(num_tokens: int) -> bytes:
+    return orjson.dumps({"input_tokens": num_tokens})
 
 
 def _outgoing(response: Message) -> Message:
@@ -342,26 +267,32 @@ def _outgoing(response: Message) -> Message:
     return response
 
 
-def _usage(turn: Turn) -> dict[str, int]:
+def usage(replies: Sequence[Reply]) -> dict[str, int]:
+    """Tokens of the prompt, once, and of all answers."""
+    prompt = replies[0].turn.prompt_tokens
+    completion = sum(reply.turn.completion_tokens for reply in replies)
     return {
-        "prompt_tokens": turn.prompt_tokens,
-        "completion_tokens": turn.completion_tokens,
-        "total_tokens": turn.prompt_tokens + turn.completion_tokens,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
     }
 
 
-def _fingerprint(turn: Turn) -> str | None:
+def fingerprint(turn: Turn) -> str | None:
     return None if turn.policy_version is None else f"policy-{turn.policy_version}"
 
 
 def _logprobs(reply: Reply) -> dict[str, Any] | None:
     if reply.token_logprobs is None:
         return None
-    content = [
+    return {"content": token_logprobs(reply.token_logprobs), "refusal": None}
+
+
+def token_logprobs(pairs: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    return [
         {"token": text, "logprob": logprob, "bytes": _bytes(text), "top_logprobs": []}
-        for text, logprob in reply.token_logprobs
+        for text, logprob in pairs
     ]
-    return {"content": content, "refusal": None}
 
 
 def _bytes(text: str) -> list[int] | None:
