@@ -92,15 +92,17 @@ def finite_or_none(reward: Any, rollout_id: str) -> float | None:
     return value
 
 
-def tools_for(loop: RolloutAgentLoop, request: RolloutRequest) -> list[Any]:
-    """What `get_tools` returned. Raises what it raises, and TypeError for what is no list of tools."""
+def tools_for(loop: RolloutAgentLoop, request: RolloutRequest) -> tuple[list[Any], list[dict[str, Any]]]:
+    """What `get_tools` returned, and the same as it goes over the wire.
+
+    Raises what it raises, and TypeError for what is no list of tools.
+    """
     tools = loop.get_tools(request)
     if not isinstance(tools, list | tuple):
         raise TypeError(
             f"{type(loop).__name__}.get_tools must return a list, [] when there are no tools; got {tools!r}"
         )
-    wire_tools(tools)
-    return list(tools)
+    return list(tools), wire_tools(tools)
 
 
 def as_result(returned: Any, loop: RolloutAgentLoop, rollout_id: str) -> RolloutResult:

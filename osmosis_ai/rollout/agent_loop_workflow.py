@@ -63,8 +63,8 @@ class AgentLoopWorkflow(AgentWorkflow[AgentLoopConfig]):
             raise RuntimeError(f"{type(self.loop).__name__} runs inside a RolloutContext only")
         endpoint = PolicyEndpoint.of(context)
         request = _request(ctx, context)
-        tools = tools_for(self.loop, request)
-        llm = PolicyLLMClient(endpoint, self.loop.name, tools)
+        tools, plain = tools_for(self.loop, request)
+        llm = PolicyLLMClient(endpoint, self.loop.name, plain)
         source = AgentLoopSample(llm)
         context.register_sample_source(self.loop.name, source)
         context.serve(request, tools, llm)
@@ -97,10 +97,10 @@ def _request(ctx: AgentWorkflowContext[AgentLoopConfig], context: RolloutContext
 class PolicyLLMClient:
     """`ctx.chat` through the gateway. A call is never repeated: it may have been sampled already."""
 
-    def __init__(self, endpoint: PolicyEndpoint, sample_id: str, tools: list[Any]) -> None:
+    def __init__(self, endpoint: PolicyEndpoint, sample_id: str, tools: list[dict[str, Any]]) -> None:
         self._endpoint = endpoint
         self._sample_id = sample_id
-        self._tools = wire_tools(tools)
+        self._tools = tools
         self.calls = CallLog()
 
     def get_metrics(self) -> RolloutMetrics:

@@ -1,10 +1,11 @@
+# ruff: noqa: RUF013, UP006, UP035, UP045  authors write it in every way
 """Reward functions: a signature that is checked where it is written."""
 
 from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import Any, Dict, Optional  # noqa: UP035  as authors write it
+from typing import Any, Dict, Optional
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_r11_the_documents_reward_function_and_helpers_run():
     assert seed["extract_answer"]("so #### 42") == "42"
 
 
-@pytest.mark.parametrize("info", [dict, dict[str, Any], Dict[str, Any], Optional[dict], dict | None])  # noqa: UP006, UP007, UP045
+@pytest.mark.parametrize("info", [dict, dict[str, Any], Dict[str, Any], Optional[dict], dict | None])
 def test_r11_every_spelling_of_a_dict_is_one(info):
     def reward(solution_str, ground_truth, extra_info=None):
         return 1.0

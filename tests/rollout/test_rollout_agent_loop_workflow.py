@@ -1,4 +1,4 @@
-"""An agent loop run as a workflow: by the same backend, found in an entrypoint, rewarded by its own result."""
+"""An agent loop as a workflow: found in an entrypoint, run by the same backend, rewarded by its result."""
 
 import itertools
 from pathlib import Path

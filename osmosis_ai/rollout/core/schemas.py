@@ -6,7 +6,6 @@ nested objects, `default`, `anyOf`, ...): `wire_tools` gives what goes over the 
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -261,10 +260,10 @@ def wire_tools(tools: Iterable[Any]) -> list[dict[str, Any]]:
         else:
             raise TypeError(f"tool {position} must be a dict or an OpenAIFunctionToolSchema, got {tool!r}")
         try:
-            json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
+            text = json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise TypeError(f"tool {position} is not JSON: {error}") from error
-        plain.append(copy.deepcopy(given))
+        plain.append(json.loads(text))
     return plain
 
 

@@ -33,7 +33,7 @@ from osmosis_ai.rollout.client import OsmosisLLMClient
 from osmosis_ai.rollout.config.settings import RolloutSettings, get_settings
 from osmosis_ai.rollout.context import RolloutContext
 from osmosis_ai.rollout.core.exceptions import OsmosisRolloutError
-from osmosis_ai.rollout.core.schemas import InitResponse, RolloutRequest, wire_tools
+from osmosis_ai.rollout.core.schemas import InitResponse, RolloutRequest
 from osmosis_ai.rollout.debug_log import DebugLog
 
 logger = logging.getLogger(__name__)
@@ -259,18 +259,18 @@ class _Desk:
         """What `get_tools` gives; None, and no record, when it cannot be used."""
         name = f"{type(self._loop).__name__}.get_tools"
 
-        async def ask() -> list[Any]:
+        async def ask() -> tuple[list[Any], list[dict[str, Any]]]:
             return tools_for(self._loop, record.request)
 
         try:
-            tools = await self._lanes.run(ask, self._settings.server.request_timeout_seconds)
+            tools, plain = await self._lanes.run(ask, self._settings.server.request_timeout_seconds)
         except WorkRaised as raised:
             refused = _Refused(500, describe(raised.error, name))
         except DeadlineExceeded:
             seconds = self._settings.server.request_timeout_seconds
             refused = _Refused(500, f"{name} exceeded its deadline of {seconds:g} s")
         else:
-            record.opened.set_result(wire_tools(tools))
+            record.opened.set_result(plain)
             record.started = True
             return tools
         logger.error("rollout %s was not started: %s", record.request.rollout_id, refused.message)
