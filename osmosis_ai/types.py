@@ -70,6 +70,7 @@ class Sample:
     reward: float | None = None  # None is "no reward", which is not a reward of 0
     removed: bool = False  # the author took it out: neither rewarded nor trained
     metrics: dict[str, float] = field(default_factory=dict)
+    frozen: bool = False  # its agent is not trained; a reward is welcome, and not needed
 
 
 class Status(StrEnum):

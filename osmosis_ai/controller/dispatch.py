@@ -250,6 +250,8 @@ class _Flight:
             await self._land(Status.INFRASTRUCTURE, str(error) or type(error).__name__)
         finally:
             self._d._callbacks.forget(rollout_id)
+            if self._landed.done():
+                self._landed.exception()  # seen: when the flight was cancelled, nobody else looks
         return self._rollout
 
     async def _launch_and_wait(self, llm_key: str, callback_key: str) -> None:
@@ -412,15 +414,26 @@ def read_samples(body: Body) -> tuple[list[Sample], str]:
         return [], f"samples must be an object of objects, got {str(given)[:200]}"
     for sample_id, raw in given.items():
         reward, removed = raw.get("reward"), bool(raw.get("remove_sample"))
+        frozen = bool(raw.get("frozen"))
         finite = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
-        if not removed and not finite:
+        if not removed and not finite and not (frozen and reward is None):
             problems.append(f"sample {sample_id!r} has reward {reward!r}, which is not a finite number")
         metrics = {
             str(k): float(v) for k, v in (raw.get("metrics") or {}).items() if isinstance(v, int | float)
         }
         samples.append(
-            Sample(sample_id, raw.get("messages") or [], float(reward) if finite else None, removed, metrics)
+            Sample(
+                sample_id,
+                raw.get("messages") or [],
+                float(reward) if finite else None,
+                removed,
+                metrics,
+                frozen,
+            )
         )
-    if not any(not sample.removed for sample in samples):
+    left = [sample for sample in samples if not sample.removed]
+    if not left:
         problems.append("no sample was left after grading")
+    elif not problems and all(sample.reward is None for sample in left):
+        problems.append("every sample is frozen and none has a reward")
     return samples, "; ".join(problems)

@@ -64,7 +64,10 @@ def _group_rows(
             funnel.lose(rollout.status.value, 1, rollout.sampled_tokens)
     advantages = _sample_advantages(graded, advantage)
     if not any(value for per_sample in advantages for value in per_sample.values()):
-        for rollout in graded:
+        for rollout, per_sample in zip(graded, advantages, strict=True):
+            if not per_sample:  # every sample removed or frozen: lost for that, whatever the rewards
+                _rollout_rows(rollout, per_sample, funnel, max_sample_tokens, group.group_id)
+                continue
             funnel.lose("no_signal" if len(graded) > 1 else "lone_survivor", 1, rollout.sampled_tokens)
         return []
     rows = []
@@ -74,7 +77,7 @@ def _group_rows(
 
 
 def _counts(sample: Sample) -> bool:
-    return not sample.removed and sample.reward is not None
+    return not sample.removed and not sample.frozen and sample.reward is not None
 
 
 def _sample_advantages(graded: Sequence[Rollout], advantage: Advantage) -> list[dict[str, float]]:
@@ -92,12 +95,14 @@ def _rollout_rows(
     rollout: Rollout, advantages: dict[str, float], funnel: Funnel, max_sample_tokens: int, group_id: str
 ) -> list[TrainingSample]:
     """The rows of one rollout; its tokens that do not get into them are lost with a reason."""
-    lost = {"sample_removed": 0, "not_in_a_sample": 0, "other_model": 0, "too_long": 0}
+    lost = {"sample_removed": 0, "frozen": 0, "not_in_a_sample": 0, "other_model": 0, "too_long": 0}
     for turn in rollout.turns:
         if turn.policy_version is None:
             lost["other_model"] += turn.completion_tokens
         elif turn.sample_id not in rollout.samples:
             lost["not_in_a_sample"] += turn.completion_tokens
+        elif rollout.samples[turn.sample_id].frozen:
+            lost["frozen"] += turn.completion_tokens
         elif turn.sample_id not in advantages:
             lost["sample_removed"] += turn.completion_tokens
     rows = []

@@ -51,7 +51,7 @@ def conversation_samples(rollouts: Iterable[Rollout], renderer: ConversationRend
 
 def _counts(rollout: Rollout, leaf: Turn) -> bool:
     sample = rollout.samples.get(leaf.sample_id)
-    return sample is not None and not sample.removed
+    return sample is not None and not sample.removed and not sample.frozen
 
 
 def _conversation(

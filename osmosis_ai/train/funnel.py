@@ -20,6 +20,7 @@ LOST_BEFORE = {  # reason -> the first stage that the rollout did not reach
     "no_signal": "signal",  # all rewards of the group are equal: nothing to learn from
     "lone_survivor": "signal",  # fewer than two rollouts of the group were graded: nothing to compare
     "sample_removed": "trained",  # the author took the sample out
+    "frozen": "trained",  # the author froze the agent: it is answered by the policy and not trained
     "not_in_a_sample": "trained",  # a call under a sample id that the grader never saw
     "other_model": "trained",  # answered by an external model, not by the policy
     "too_long": "trained",  # longer than train.max_sample_tokens

@@ -98,3 +98,28 @@ def test_normalisation_weights_and_denominator(normalisation, weights, denominat
     batch = build_batch([group(five, one)], [], mean_baseline, normalisation=normalisation)
     assert [s.weight for s in batch.samples] == pytest.approx(weights)
     assert batch.denominator == denominator
+
+
+def test_a_frozen_sample_is_not_trained_and_lost_with_that_reason():
+    def two(solver: float, checker: float, member: int):
+        turns = [turn(0, [1], [7], sample_id="solver"), turn(1, [1], [8, 9], sample_id="checker")]
+        made = rollout(0.0, turns=turns, member=member)
+        made.samples = {
+            "solver": Sample("solver", reward=solver),
+            "checker": Sample("checker", reward=checker, frozen=True),
+        }
+        return made
+
+    batch = build_batch([group(two(1.0, 0.0, 0), two(0.0, 1.0, 1))], [], mean_baseline)
+    assert [(s.sample_id, s.token_ids) for s in batch.samples] == [("solver", [1, 7])] * 2
+    assert batch.funnel.losses == {"frozen": Count(0, 4)}
+    assert batch.funnel.trained == Count(2, 2)
+
+
+def test_rollouts_with_nothing_but_frozen_samples_are_lost_for_that_and_not_for_their_rewards():
+    made = [rollout(float(member), member=member) for member in range(2)]
+    for one in made:
+        one.samples["main"].frozen = True
+    batch = build_batch([group(*made)], [], mean_baseline)
+    assert batch.funnel.losses == {"frozen": Count(2, 6)}
+    assert batch.samples == []
