@@ -12,13 +12,15 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.rollout.agent_loop import RolloutResult, finite_or_none
-from osmosis_ai.rollout.core.llm_client import CompletionsResult, LLMClientProtocol
-from osmosis_ai.rollout.core.schemas import RolloutMetrics, RolloutRequest
-from osmosis_ai.rollout.debug_log import DebugLog
 from osmosis_ai.rollout.samples import MessagesSource, Samples, SampleSource
+
+if TYPE_CHECKING:  # a workflow does not pay for the other style: 25 ms
+    from osmosis_ai.rollout.agent_loop import RolloutResult
+    from osmosis_ai.rollout.core.llm_client import CompletionsResult, LLMClientProtocol
+    from osmosis_ai.rollout.core.schemas import RolloutMetrics, RolloutRequest
+    from osmosis_ai.rollout.debug_log import DebugLog
 
 _current: ContextVar[RolloutContext | None] = ContextVar("osmosis_rollout_context", default=None)
 
@@ -156,6 +158,8 @@ class RolloutContext:
         final_messages: list[dict[str, Any]] | None = None,
     ) -> RolloutResult:
         """The result of a rollout that came to its end. `final_messages` is another name of `messages`."""
+        from osmosis_ai.rollout.agent_loop import RolloutResult, finite_or_none
+
         if (messages is None) == (final_messages is None):
             raise TypeError("ctx.complete needs the final messages, once: messages= or final_messages=")
         final = messages if messages is not None else final_messages
@@ -169,6 +173,8 @@ class RolloutContext:
 
     def error(self, error_message: str, final_messages: list[dict[str, Any]] | None = None) -> RolloutResult:
         """The result of a rollout that failed: it has no reward, and is not trained."""
+        from osmosis_ai.rollout.agent_loop import RolloutResult
+
         return RolloutResult(
             "ERROR",
             list(final_messages or ()),
@@ -185,6 +191,8 @@ class RolloutContext:
 
     def get_metrics(self) -> RolloutMetrics:
         """The figures so far."""
+        from osmosis_ai.rollout.core.schemas import RolloutMetrics
+
         loop = self._of_loop("get_metrics")
         metrics = RolloutMetrics() if loop.llm is None else loop.llm.get_metrics().model_copy()
         metrics.total_latency_ms = (time.perf_counter() - loop.started) * 1000

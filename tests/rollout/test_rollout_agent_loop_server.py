@@ -232,6 +232,16 @@ async def test_rollouts_that_a_shutdown_stops_are_reported():
     )  # fmt: skip
 
 
+async def test_a_server_can_be_started_again_after_it_was_stopped():
+    app = create_app(OneCall())
+    async with a_cluster() as cluster:
+        for number in (1, 2):
+            async with serving(app) as server:
+                assert (await server.init(request_for(cluster, f"r-{number}")))[0] == 202
+                await cluster.wait_for(number)
+    assert [completion["status"] for completion in cluster.completions] == ["COMPLETED"] * 2
+
+
 # --- R10 and E1-2: one completion
 
 

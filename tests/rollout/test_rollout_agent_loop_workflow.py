@@ -260,11 +260,19 @@ async def test_r10_r11_where_the_reward_comes_from(write, policy, source, reward
 
 @pytest.mark.parametrize(
     ("name", "answer", "reward"),
-    [("RewardRequired", "148", 1.0), ("RewardRequired", "149", 0.0), ("Logging", "148", 1.0)],
+    [
+        ("RewardRequired", "148", 1.0),
+        ("RewardRequired", "149", 0.0),
+        ("Logging", "148", 1.0),
+        ("RewardOptional", "148", None),
+        ("Errors", "148", None),
+    ],
 )
 async def test_the_documents_fragments_run(policy, monkeypatch, name, answer, reward):
     monkeypatch.syspath_prepend(str(SEEDS))
     policy.script = [text(answer)]
     ran, graded = await run(load_entrypoint(str(SEEDS / "seed_003_fragments.py"), workflow=name), policy)
     assert ran.succeeded, ran.err_message
+    if reward is None:
+        assert "gave no reward" in graded.err_message
     assert [sample.reward for sample in graded.samples.values()] == [reward]

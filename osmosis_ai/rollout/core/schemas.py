@@ -71,10 +71,15 @@ def set_max_metadata_size_bytes(size: int) -> None:
     _max_metadata_size_bytes = size
 
 
+class _Record(BaseModel):
+    # Validators are built at the first use: whoever imports the base classes does not pay for all of them.
+    model_config = ConfigDict(defer_build=True)
+
+
 # --- requests and answers ----------------------------------------------------------------------------
 
 
-class RolloutRequest(BaseModel):
+class RolloutRequest(_Record):
     """What the training cluster asks for: one rollout."""
 
     rollout_id: str = Field(min_length=1, max_length=256)
@@ -119,7 +124,7 @@ class RolloutRequest(BaseModel):
         return value
 
 
-class InitResponse(BaseModel):
+class InitResponse(_Record):
     """The answer to `/v1/rollout/init`: the rollout runs, and these are its tools."""
 
     rollout_id: str
@@ -131,7 +136,7 @@ class InitResponse(BaseModel):
         return wire_tools(value) if isinstance(value, list | tuple) else value
 
 
-class RolloutMetrics(BaseModel):
+class RolloutMetrics(_Record):
     """What a rollout took."""
 
     total_latency_ms: float = 0.0  # of run(), waiting for its turn not included
@@ -144,7 +149,7 @@ class RolloutMetrics(BaseModel):
     max_context_tokens: int = 0  # prompt + completion of the longest call
 
 
-class RolloutResponse(BaseModel):
+class RolloutResponse(_Record):
     """What is posted to `/v1/rollout/completed`."""
 
     rollout_id: str
@@ -157,7 +162,7 @@ class RolloutResponse(BaseModel):
     extra_fields: dict[str, Any] = Field(default_factory=dict)
 
 
-class CompletionsRequest(BaseModel):
+class CompletionsRequest(_Record):
     """A chat call of a rollout, as the training cluster reads it; unknown parameters are kept."""
 
     model_config = ConfigDict(extra="allow")
@@ -172,19 +177,19 @@ class CompletionsRequest(BaseModel):
     logprobs: bool = True
 
 
-class CompletionUsage(BaseModel):
+class CompletionUsage(_Record):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
 
 
-class CompletionsChoice(BaseModel):
+class CompletionsChoice(_Record):
     index: int = 0
     message: dict[str, Any]
     finish_reason: str = "stop"
 
 
-class CompletionsResponse(BaseModel):
+class CompletionsResponse(_Record):
     """The answer to a chat call. The last three are the training cluster's own."""
 
     id: str
@@ -201,7 +206,7 @@ class CompletionsResponse(BaseModel):
 # --- tools -------------------------------------------------------------------------------------------
 
 
-class _Schema(BaseModel):
+class _Schema(_Record):
     """Keeps what it does not know, and sends what the author gave: no more, no less."""
 
     model_config = ConfigDict(extra="allow")
@@ -267,14 +272,14 @@ def wire_tools(tools: Iterable[Any]) -> list[dict[str, Any]]:
     return plain
 
 
-class OpenAIFunctionParsedSchema(BaseModel):
+class OpenAIFunctionParsedSchema(_Record):
     """A call as the model wrote it."""
 
     name: str
     arguments: str
 
 
-class OpenAIFunctionCallSchema(BaseModel):
+class OpenAIFunctionCallSchema(_Record):
     """A call with its arguments read."""
 
     name: str
@@ -295,7 +300,7 @@ class OpenAIFunctionCallSchema(BaseModel):
         ), unreadable
 
 
-class OpenAIFunctionToolCall(BaseModel):
+class OpenAIFunctionToolCall(_Record):
     """A call with its id."""
 
     id: str
@@ -303,7 +308,7 @@ class OpenAIFunctionToolCall(BaseModel):
     function: OpenAIFunctionCallSchema
 
 
-class ToolResponse(BaseModel):
+class ToolResponse(_Record):
     """What a tool gives back."""
 
     text: str | None = None
