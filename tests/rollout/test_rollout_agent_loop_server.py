@@ -364,6 +364,18 @@ async def test_r08_server_errors_are_tried_again_as_often_as_the_settings_say(re
     assert (caught.value.status_code, len(cluster.chats)) == (503, calls)
 
 
+async def test_r08_connections_are_limited_and_only_some_are_kept():
+    settings = RolloutClientSettings(max_connections=3, max_keepalive_connections=2)
+    async with a_cluster() as cluster, OsmosisLLMClient(cluster.url, "r-1", settings=settings) as client:
+        cluster.chat_delay = 0.2
+        calls = [asyncio.create_task(client.chat_completions([])) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        assert len(cluster.chats) == 3
+        await asyncio.gather(*calls)
+    closed = [headers.get("Connection") == "close" for headers in cluster.headers]
+    assert sorted(closed) == [False, False, True, True]
+
+
 async def test_a_refusal_is_not_tried_again():
     async with a_cluster() as cluster, OsmosisLLMClient(cluster.url, "r-1", settings=FAST) as client:
         cluster.chat_statuses = [422]

@@ -17,7 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,18 +75,7 @@ def create_app(
         log=None if debug_dir is None else DebugLog(debug_dir),
     )
 
-    @asynccontextmanager
-    async def live(app: FastAPI) -> AsyncIterator[None]:
-        desk.open()
-        if on_startup is not None:
-            await on_startup()
-        sweeping = asyncio.create_task(desk.sweep(limits.cleanup_interval_seconds))
-        yield
-        sweeping.cancel()
-        await desk.close()
-        if on_shutdown is not None:
-            await on_shutdown()
-
+    live = _lifespan(desk, limits.cleanup_interval_seconds, on_startup, on_shutdown)
     app = FastAPI(title=f"Osmosis agent loop {agent_loop.name}", lifespan=live, docs_url=None, redoc_url=None)
 
     @app.get("/health")
@@ -108,6 +97,26 @@ def create_app(
         return JSONResponse(answer.model_dump(), status_code=202)
 
     return app
+
+
+def _lifespan(
+    desk: _Desk, cleanup_seconds: float, on_startup: Hook | None, on_shutdown: Hook | None
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """The author's hooks around the desk: rollouts are over before `on_shutdown` takes anything away."""
+
+    @asynccontextmanager
+    async def live(app: FastAPI) -> AsyncIterator[None]:
+        desk.open()
+        if on_startup is not None:
+            await on_startup()
+        sweeping = asyncio.create_task(desk.sweep(cleanup_seconds))
+        yield
+        sweeping.cancel()
+        await desk.close()
+        if on_shutdown is not None:
+            await on_shutdown()
+
+    return live
 
 
 def _check_is_loop(given: Any) -> None:
