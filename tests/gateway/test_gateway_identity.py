@@ -1,5 +1,7 @@
 """One key opens one rollout, and dies with it."""
 
+import asyncio
+
 import pytest
 from gateway_parts import user
 
@@ -102,3 +104,68 @@ async def test_other_paths_go_to_the_extra_routes(open_gateway):
     g = await open_gateway("ok", extra_routes=callbacks)
     assert await g.post({}, path="/v1/rollouts/r1/completed") == (202, "from the controller")
     assert (await g.post(BODY))[0] == 200
+
+
+BODIES = {
+    "chat/completions": BODY,
+    "completions": {"model": "osmosis-rollout", "prompt": "hello"},
+    "responses": {"model": "osmosis-rollout", "input": "hello"},
+    "messages": {"model": "osmosis-rollout", "messages": [user("hello")], "max_tokens": 9},
+    "messages/count_tokens": {"model": "osmosis-rollout", "messages": [user("hello")]},
+    "responses/input_tokens": {"model": "osmosis-rollout", "input": "hello"},
+}
+
+
+@pytest.mark.parametrize("end", BODIES)
+async def test_every_wire_knows_each_way_to_say_whose_call_it_is(g, end):
+    named = {"x-rollout-id": "r1"}
+    for path in (f"/{end}", f"/v1/{end}", f"/v1/v1/{end}"):
+        for headers in (g.headers(), g.headers(**named), {"x-api-key": g.key}, {"x-api-key": g.key, **named}):
+            assert (await g.post(BODIES[end], path=path, headers=headers))[0] == 200, (path, headers)
+    for path in (f"/v1/rollouts/r1/{end}", f"/v1/rollouts/r1/v1/{end}"):
+        for headers in (g.headers(), {"x-api-key": g.key}, g.headers(**{"x-api-key": g.key})):
+            assert (await g.post(BODIES[end], path=path, headers=headers))[0] == 200, (path, headers)
+
+
+@pytest.mark.parametrize("end", BODIES)
+async def test_no_wire_opens_another_rollout(g, store, end):
+    other = g.gateway.admit("r2", seed=0)
+    for path, headers, status, code in [
+        (f"/v1/rollouts/r2/{end}", g.headers(), 403, "wrong_rollout"),
+        (f"/v1/{end}", g.headers(**{"x-rollout-id": "r2"}), 403, "wrong_rollout"),
+        (f"/v1/{end}", g.headers(**{"x-api-key": other}), 401, "conflicting_api_keys"),
+        (f"/v1/rollouts/r2/{end}", {}, 401, "missing_api_key"),
+        (f"/v1/{end}", {"x-api-key": "wrong"}, 401, "invalid_api_key"),
+        (f"/v1/{end}", {"authorization": g.key}, 401, "missing_api_key"),
+    ]:
+        got, body = await g.post(BODIES[end], path=path, headers=headers)
+        assert (got, body["error"]["code"]) == (status, code), path
+    assert store.turns == {}
+
+
+async def test_errors_come_in_the_dialect_of_their_wire(g):
+    status, body = await g.post(BODIES["messages"], path="/v1/messages", headers={})
+    assert status == 401
+    assert body["type"] == "error"
+    assert body["error"]["type"] == "authentication_error"
+    status, body = await g.post(BODIES["responses"], path="/v1/responses", headers={})
+    assert (status, body["error"]["type"]) == (401, "invalid_request_error")
+
+
+async def test_a_key_dies_at_its_expiry_and_the_rollout_s_turns_stay(g):
+    key = g.gateway.admit("r2", seed=0, expires_seconds=0.15)
+    headers = {"authorization": f"Bearer {key}"}
+    assert (await g.post(BODY, headers=headers))[0] == 200
+    await asyncio.sleep(0.2)
+    status, body = await g.post(BODY, headers=headers)
+    assert (status, body["error"]["code"]) == (401, "key_expired")
+    assert g.gateway.counters("r2").refused == {"key_expired": 1}
+    assert len(await g.gateway.seal("r2")) == 1
+
+
+async def test_an_answer_cannot_be_named_from_another_rollout(g):
+    _, answer = await g.post({**BODIES["responses"]}, path="/v1/responses")
+    g.key = g.gateway.admit("r2", seed=0)
+    again = {**BODIES["responses"], "previous_response_id": answer["id"]}
+    status, body = await g.post(again, path="/v1/responses")
+    assert (status, body["error"]["code"]) == (400, "previous_response_not_found")

@@ -49,12 +49,13 @@ def test_user_metadata_and_store_are_recorded():
 @pytest.mark.parametrize(
     "params",
     [
-        {"n": 0}, {"n": 65}, {"n": True}, {"presence_penalty": 0.1}, {"frequency_penalty": -1}, {"logit_bias": {"5": 1}},
+        {"n": 0}, {"n": 65}, {"n": True}, {"presence_penalty": 0.1}, {"frequency_penalty": -1},
+        {"logit_bias": {"5": 1}}, {"stop": ""},
         {"response_format": {"type": "json_object"}}, {"tool_choice": "required"}, {"top_logprobs": 3},
         {"tool_choice": {"type": "function", "function": {"name": "add"}}}, {"parallel_tool_calls": False},
         {"temperature": -1}, {"temperature": "hot"}, {"temperature": True}, {"top_p": 0}, {"top_p": 1.5},
         {"top_k": -1}, {"top_k": 1.5}, {"max_tokens": 0}, {"max_tokens": 4, "max_completion_tokens": 5},
-        {"seed": -1}, {"seed": 2**63}, {"seed": "7"}, {"stop": 5}, {"stop": ""}, {"stream": "yes"}, {"tools": [{}]},
+        {"seed": -1}, {"seed": 2**63}, {"seed": "7"}, {"stop": 5}, {"stream": "yes"}, {"tools": [{}]},
         {"stream_options": {"colour": "red"}}, {"reasoning_effort": "low"}, {"functions": [{"name": "f"}]},
         {"colour": "red"}, {"echo": True}, {"logprobs": 5}, {"model": None}, {"messages": []},
     ],
