@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import aiohttp
 import orjson
 
 from osmosis_ai.rollout.context import RolloutContext
+from osmosis_ai.rollout.lean_http import HttpPool, Reply
 
 POLICY_MODEL = "openai/osmosis-rollout"  # the name under which every workflow knows the policy
-CONNECT_SECONDS = 10.0
-# Below the 5 s after which uvicorn closes an idle connection: a call must not meet a closing one.
-KEEP_ALIVE_SECONDS = 2.0
 
 
 class PolicyCallError(Exception):
@@ -69,39 +65,30 @@ class PolicyEndpoint:
         return {"x-rollout-id": self.rollout_id, "x-sample-id": sample_id}
 
 
-_kept: WeakKeyDictionary[asyncio.AbstractEventLoop, list[aiohttp.ClientSession]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[asyncio.AbstractEventLoop, HttpPool] = WeakKeyDictionary()
 
 
 def keep_session(loop: asyncio.AbstractEventLoop) -> None:
-    """Let the calls made in `loop` share one session; whoever calls this closes it with `close_session`."""
-    _kept.setdefault(loop, [])
+    """Let the calls made in `loop` share connections; whoever calls this ends it with `close_session`."""
+    _kept.setdefault(loop, HttpPool())
 
 
 async def close_session() -> None:
-    """Close the shared session of the running loop."""
-    for session in _kept.pop(asyncio.get_running_loop(), []):
-        await session.close()
+    """Close the shared connections of the running loop."""
+    pool = _kept.pop(asyncio.get_running_loop(), None)
+    if pool is not None:
+        await pool.close()
 
 
-@asynccontextmanager
-async def _session() -> AsyncIterator[aiohttp.ClientSession]:
+async def _post(url: str, headers: Mapping[str, str], body: bytes) -> Reply:
     kept = _kept.get(asyncio.get_running_loop())
-    if kept is None:  # a loop that somebody else made and will drop, as a synchronous `agent(...)` does
-        async with _open() as session:
-            yield session
-        return
-    if not kept:
-        kept.append(_open())
-    yield kept[0]
-
-
-def _open() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=False,
-    )
+    if kept is not None:
+        return await kept.post(url, headers, body)
+    pool = HttpPool()  # a loop that somebody else made and will drop, as a synchronous `agent(...)` does
+    try:
+        return await pool.post(url, headers, body)
+    finally:
+        await pool.close()
 
 
 async def chat(
@@ -117,20 +104,15 @@ async def chat(
     sent = {**(headers or {}), "Content-Type": "application/json", **endpoint.identity(sample_id)}
     if endpoint.api_key:
         sent["Authorization"] = f"Bearer {endpoint.api_key}"
-    payload = _encode(body)
     try:
-        async with (
-            _session() as session,
-            session.post(endpoint.url, data=payload, headers=sent, allow_redirects=False) as response,
-        ):
-            raw = await response.read()
-            status, retry_after = response.status, response.headers.get("Retry-After")
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        reply = await _post(endpoint.url, sent, _encode(body))
+    except OSError as error:
         detail = str(error) or type(error).__name__
         raise PolicyCallError(f"the policy at {endpoint.url} gave no answer: {detail}") from error
-    if status != 200:
-        raise _refusal(endpoint.url, status, raw, retry_after)
-    return _completion(endpoint.url, raw)
+    if reply.status != 200:
+        retry_after = reply.headers.get(b"retry-after", b"").decode("latin-1") or None
+        raise _refusal(endpoint.url, reply.status, reply.body, retry_after)
+    return _completion(endpoint.url, reply.body)
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

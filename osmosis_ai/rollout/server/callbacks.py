@@ -7,9 +7,9 @@ import base64
 import logging
 from typing import Any
 
-import aiohttp
 import orjson
 
+from osmosis_ai.rollout.lean_http import HttpPool
 from osmosis_ai.rollout.server.protocol import GraderCompleteRequest, RolloutCompleteRequest
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class CallbackClient:
     """Posts JSON to the controller. A callback that fails is logged; it never becomes another callback."""
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
+        self._pool = HttpPool()
 
     async def post(self, url: str, api_key: str | None, payload: bytes, *, attempts: int = ATTEMPTS) -> bool:
         """Whether the controller has taken it (any 2xx)."""
@@ -39,31 +39,21 @@ class CallbackClient:
             if attempt:
                 await asyncio.sleep(min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LAST_DELAY_SECONDS))
             try:
-                async with self._open().post(
-                    url, data=payload, headers=headers, allow_redirects=False
-                ) as reply:
-                    if reply.ok:
-                        return True
-                    problem = f"HTTP {reply.status}: {(await reply.text())[:200]}"
-                    if reply.status not in RETRIED_STATUSES:
-                        break
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                async with asyncio.timeout(ATTEMPT_SECONDS):
+                    reply = await self._pool.post(url, headers, payload)
+            except OSError as error:  # TimeoutError is one
                 problem = str(error) or type(error).__name__
+                continue
+            if reply.status < 300:
+                return True
+            problem = f"HTTP {reply.status}: {reply.body[:200].decode(errors='replace')}"
+            if reply.status not in RETRIED_STATUSES:
+                break
         logger.error("callback to %s was not delivered: %s", url, problem)
         return False
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:  # made inside the loop that uses it
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=100, keepalive_timeout=2.0),
-                timeout=aiohttp.ClientTimeout(total=ATTEMPT_SECONDS),
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return self._session
+        await self._pool.close()
 
 
 def encode(body: Report) -> bytes:
