@@ -1,4 +1,4 @@
-"""One call is sampled once, however often it is asked for; two calls are sampled twice, however equal they are."""
+"""One call is sampled once, however often it is asked for; two calls are sampled twice, however equal."""
 
 import asyncio
 import json
@@ -240,7 +240,7 @@ async def test_several_answers_of_one_call_are_made_up_for_where_they_are_missin
     store.append_turn = full_after_one
     assert (await g.post({**BODY, "n": 3}))[0] == 503
     store.append_turn, store.broken = appended, False
-    status, answer = await g.post({**BODY, "n": 3})
+    _, answer = await g.post({**BODY, "n": 3})
     texts = [choice["message"]["content"] for choice in answer["choices"]]
     assert [turn.response["content"] for turn in store.turns["r1"]] == texts
     assert len(set(texts)) == 3

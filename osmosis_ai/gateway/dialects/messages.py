@@ -345,7 +345,9 @@ def _blocks(turn: Turn) -> list[dict[str, Any]]:
 
 def _input(arguments: str) -> dict[str, Any]:
     read = read_arguments(arguments)
-    return {INVALID_JSON: arguments} if read is None or not _can_be_sent(read) else read
+    if read is None or read.keys() == {INVALID_JSON} or not _can_be_sent(read):
+        return {INVALID_JSON: arguments}
+    return read
 
 
 def _can_be_sent(value: Any) -> bool:
