@@ -20,7 +20,10 @@ COMMANDS = {
     ),
     "eval": (
         "Evaluate a workflow with any model.",
-        {"run": ("osmosis_ai.cli.eval:run", "Run every row of a dataset and report the rewards.")},
+        {
+            "run": ("osmosis_ai.cli.eval:run", "Run every row of a dataset and report the rewards."),
+            "compare": ("osmosis_ai.cli.compare:compare_runs", "Two runs over the same rows, side by side."),
+        },
     ),
     "train": (
         "Train a policy with a workflow and its grader.",
