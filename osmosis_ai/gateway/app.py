@@ -22,7 +22,7 @@ from osmosis_ai.gateway.capture import CallCounts, OpenRollout
 from osmosis_ai.gateway.dialects import COUNTING, DIALECTS, chat
 from osmosis_ai.gateway.dialects.base import Dialect
 from osmosis_ai.gateway.exchange import Exchange
-from osmosis_ai.gateway.identity import Admission, Registry
+from osmosis_ai.gateway.identity import DEFAULT_SAMPLE, Admission, Registry
 from osmosis_ai.gateway.retries import Attempt, fingerprint
 from osmosis_ai.gateway.targets import Target
 from osmosis_ai.gateway.wire import (
@@ -36,7 +36,7 @@ from osmosis_ai.gateway.wire import (
     send_refusal,
 )
 from osmosis_ai.store.base import Store
-from osmosis_ai.types import Turn
+from osmosis_ai.types import ToolSchema, Turn
 
 __all__ = ["Gateway", "SamplingDefaults"]
 
@@ -117,10 +117,14 @@ class Gateway:
         max_turns: int | None = None,
         token_budget: int | None = None,
         expires_seconds: float | None = None,
+        sample_id: str = DEFAULT_SAMPLE,
+        awaits_tools: bool = False,
     ) -> str:
         """Open a rollout for calls; returns its key, which dies with it, or `expires_seconds` from now.
 
         `token_budget` counts prompt and completion tokens of all turns; the call that reaches it is the last.
+        `sample_id` is that of calls that name none. With `awaits_tools` a call without tools waits for
+        `offer_tools`, and gets those.
         """
         rollout = OpenRollout(
             rollout_id,
@@ -130,7 +134,13 @@ class Gateway:
             max_turns=max_turns,
             token_budget=token_budget,
         )
-        return self._rollouts.admit(rollout, expires_seconds)
+        return self._rollouts.admit(
+            rollout, expires_seconds, default_sample=sample_id, awaits_tools=awaits_tools
+        )
+
+    def offer_tools(self, rollout_id: str, tools: list[ToolSchema]) -> None:
+        """The tools of the rollout's calls that bring none, from now on."""
+        self._rollouts.admission(rollout_id).offer_tools(tools)
 
     async def seal(self, rollout_id: str) -> list[Turn]:
         """End the rollout: calls in progress are cancelled, later ones get 409. Its turns, in order.
@@ -183,6 +193,8 @@ class Gateway:
             return None
         try:
             call = route.dialect.parse(body, for_policy=self._target.is_policy, recall=admission.answers.get)
+            admission.check_named("body", call.rollout_id)
+            call = await admission.with_tools(call)
             if route.counts:
                 return await self._count(route, admission, sample_id, call, send)
             attempt = _attempt(route, admission, sample_id, call, headers, body)

@@ -53,6 +53,7 @@ class ModelCall:
     echoed: dict[str, Any] = field(default_factory=dict)  # what the dialect's answer repeats of the request
     continuable: bool = False  # a later call of the rollout may name the answer instead of repeating it
     instructions: int = 0  # leading messages that such a later call does not inherit
+    rollout_id: str | None = None  # that the body itself names; None: it names none
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,18 +6,19 @@ budget, and dies with the rollout. It comes as `Authorization: Bearer KEY` or as
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from osmosis_ai.gateway.call import ModelCall, Refusal, Reply
 from osmosis_ai.gateway.capture import OpenRollout
 from osmosis_ai.gateway.retries import Retries
-from osmosis_ai.types import Message
+from osmosis_ai.types import Message, ToolSchema
 
 REMEMBERED = 10_000  # ended rollouts, for clear answers to late calls
 WITH_TURNS = 256  # of these, the latest, for who asks for the turns again
@@ -36,10 +37,28 @@ class Admission:
     answers: dict[str, list[Message]] = field(
         default_factory=dict
     )  # answer's id -> messages up to and with it
+    default_sample: str = DEFAULT_SAMPLE
+    tools: asyncio.Future[list[ToolSchema]] | None = None  # of calls that bring none, as soon as known
 
     def keep(self, call_id: str, call: ModelCall, reply: Reply) -> None:
         """Later calls of the rollout may name this answer instead of repeating it."""
         self.answers[call_id] = [*call.messages[call.instructions :], reply.turn.response]
+
+    def check_named(self, place: str, named: str | None) -> None:
+        """Raise Refusal (403) when the call names another rollout than its key's."""
+        if named and named != self.rollout.rollout_id:
+            problem = f"the key belongs to rollout {self.rollout.rollout_id}, but the {place} names {named}"
+            raise Refusal(403, f"{problem}. A key opens its own rollout only", code="wrong_rollout")
+
+    async def with_tools(self, call: ModelCall) -> ModelCall:
+        """The call; with the rollout's tools where it brings none. It may come before these are known."""
+        if call.tools or self.tools is None:
+            return call
+        return replace(call, tools=await asyncio.shield(self.tools))
+
+    def offer_tools(self, tools: list[ToolSchema]) -> None:
+        if self.tools is not None and not self.tools.done():
+            self.tools.set_result(tools)
 
     def check_expiry(self) -> None:
         if self.expires_at is not None and time.monotonic() >= self.expires_at:
@@ -50,6 +69,7 @@ class Admission:
             )
 
     def clear(self) -> None:
+        self.offer_tools([])  # a call that waits for them hears that the rollout has ended
         self.retries.clear()
         self.answers.clear()
 
@@ -64,20 +84,31 @@ class Registry:
         self._with_turns: deque[OpenRollout] = deque()
         self.strangers: dict[str, int] = {}  # refused calls that name no rollout, by code
 
-    def admit(self, rollout: OpenRollout, expires_seconds: float | None = None) -> str:
-        """A new key for the rollout."""
+    def admit(
+        self,
+        rollout: OpenRollout,
+        expires_seconds: float | None = None,
+        *,
+        default_sample: str = DEFAULT_SAMPLE,
+        awaits_tools: bool = False,
+    ) -> str:
+        """A new key for the rollout. With `awaits_tools` calls without tools wait for `offer_tools`."""
         if rollout.rollout_id in self._by_id:
             raise ValueError(f"rollout {rollout.rollout_id} has been admitted already")
         key = secrets.token_urlsafe(32)
         digest = sha256(key.encode()).digest()
         expires_at = None if expires_seconds is None else time.monotonic() + expires_seconds
-        admission = Admission(rollout, digest, expires_at)
+        tools = asyncio.get_running_loop().create_future() if awaits_tools else None
+        admission = Admission(rollout, digest, expires_at, default_sample=default_sample, tools=tools)
         self._by_key[digest] = self._by_id[rollout.rollout_id] = admission
         return key
 
     def get(self, rollout_id: str) -> OpenRollout:
+        return self.admission(rollout_id).rollout
+
+    def admission(self, rollout_id: str) -> Admission:
         try:
-            return self._by_id[rollout_id].rollout
+            return self._by_id[rollout_id]
         except KeyError:
             raise KeyError(f"rollout {rollout_id} was not admitted to this gateway") from None
 
@@ -86,7 +117,7 @@ class Registry:
 
     def ended(self, rollout_id: str) -> None:
         """The rollout is sealed; forget the oldest of those that are."""
-        admission = self._by_id[rollout_id]
+        admission = self.admission(rollout_id)
         if admission.digest in self._ended:
             return
         admission.clear()
@@ -104,17 +135,13 @@ class Registry:
         id_in_header = _header(headers, b"x-rollout-id")
         admission = self._by_its_key(headers, id_in_path or id_in_header)
         rollout = admission.rollout
-        for place, claimed in (("path", id_in_path), ("x-rollout-id", id_in_header)):
-            if claimed and claimed != rollout.rollout_id:
-                problem = f"the key belongs to rollout {rollout.rollout_id}, but the {place} names {claimed}"
-                raise rollout.refused(
-                    Refusal(403, f"{problem}. A key opens its own rollout only", code="wrong_rollout")
-                )
         try:
+            admission.check_named("path", id_in_path)
+            admission.check_named("x-rollout-id", id_in_header)
             if rollout.sealed:
                 raise rollout.has_ended()
             admission.check_expiry()
-            return admission, _sample_id(headers)
+            return admission, _sample_id(headers, admission.default_sample)
         except Refusal as refusal:
             raise rollout.refused(refusal) from None
 
@@ -148,8 +175,8 @@ _KEY_PROBLEMS = {
 }
 
 
-def _sample_id(headers: Mapping[bytes, bytes]) -> str:
-    sample_id = _header(headers, b"x-sample-id") or DEFAULT_SAMPLE
+def _sample_id(headers: Mapping[bytes, bytes], default: str) -> str:
+    sample_id = _header(headers, b"x-sample-id") or default
     if len(sample_id) > MAX_SAMPLE_ID or not sample_id.isprintable():
         problem = f"at most {MAX_SAMPLE_ID} printable characters, got {sample_id[:80]!r}"
         raise Refusal(400, f"x-sample-id must have {problem}", code="invalid_sample_id", param="x-sample-id")

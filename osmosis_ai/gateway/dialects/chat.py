@@ -13,6 +13,9 @@ upper bound; the rest of the context and the run's own limit may lie below it, a
 `Turn.sampling`. `strict` of a tool is accepted and not enforced: a call that does not fit its schema is data.
 A provider gets every parameter as it came, but `n`: it is asked n times. Usage is in every answer, streams
 included.
+
+A body with a `rollout_id` comes from a RolloutAgentLoop's server: its model may be "default", and an answer
+of the policy has `token_ids`, `logprobs` and `prompt_token_ids` of its turn beside the choices.
 """
 
 from __future__ import annotations
@@ -82,7 +85,9 @@ _HONOURED = _WISHED | _HANDLED | RECORDED
 def parse(body: bytes, *, for_policy: bool, recall: Recall) -> ModelCall:
     """Read a request. Raises Refusal (400, or 404 for another model)."""
     request = load(body)
-    check_model(request.get("model"))
+    rollout_id = _rollout_id(request)
+    if rollout_id is None or request.get("model") != "default":
+        check_model(request.get("model"))
     messages = _messages(request.get("messages"), text_only=for_policy)
     tools = function_tools(request.get("tools"))
     stream = boolean(request, "stream")
@@ -91,11 +96,22 @@ def parse(body: bytes, *, for_policy: bool, recall: Recall) -> ModelCall:
     params = {key: value for key, value in request.items() if key not in _HANDLED}
     native = request["messages"]
     if not for_policy:
+        if rollout_id is not None:
+            params.pop("logprobs", None)  # that protocol's clients always ask for them, and can do without
         _check_for_provider(params)
-        return ModelCall(messages, tools, stream, SamplingWish(), native, params, n=n)
+        return ModelCall(messages, tools, stream, SamplingWish(), native, params, n=n, rollout_id=rollout_id)
     check_known(params, _HONOURED, NEUTRAL)
     recorded = {key: params.pop(key) for key in RECORDED & params.keys()}
-    return ModelCall(messages, tools, stream, _wish(params), native, params, recorded, n=n)
+    wish = _wish(params)
+    return ModelCall(messages, tools, stream, wish, native, params, recorded, n=n, rollout_id=rollout_id)
+
+
+def _rollout_id(request: dict[str, Any]) -> str | None:
+    """Take the rollout's id out of the request: it is no parameter."""
+    rollout_id = request.pop("rollout_id", None)
+    if rollout_id is not None and not isinstance(rollout_id, str):
+        raise bad("rollout_id", "must be a text")
+    return rollout_id
 
 
 def _messages(messages: Any, *, text_only: bool) -> list[Message]:
@@ -176,8 +192,20 @@ def plain(call_id: str, call: ModelCall, replies: Sequence[Reply]) -> bytes:
             "choices": choices,
             "usage": usage(replies),
             "system_fingerprint": fingerprint(replies[0].turn),
+            **(_tokens(replies[0].turn) if call.rollout_id is not None else {}),
         }
     )
+
+
+def _tokens(turn: Turn) -> dict[str, Any]:
+    """For a RolloutAgentLoop's server; nothing of a provider, which has no tokens."""
+    if not turn.completion_ids:
+        return {}
+    return {
+        "token_ids": turn.completion_ids,
+        "logprobs": turn.logprobs,
+        "prompt_token_ids": turn.prompt_ids,
+    }
 
 
 def events(call_id: str, call: ModelCall) -> EventStream:
