@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from osmosis_ai.errors import StoreError
 from osmosis_ai.gateway.app import Gateway, SamplingDefaults
 from osmosis_ai.gateway.render import TemplateRenderer
 from osmosis_ai.gateway.targets import PolicyTarget, Target
-from osmosis_ai.types import Turn
+from osmosis_ai.train.samples import training_samples
+from osmosis_ai.types import Rollout, Turn
 
 ADD = {
     "type": "function",
@@ -190,3 +192,26 @@ def chunks(events: list[str]) -> list[dict[str, Any]]:
 def streamed_text(events: list[str]) -> str:
     deltas = [choice["delta"] for chunk in chunks(events) for choice in chunk["choices"]]
     return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def in_turn(answers: Sequence[str], mark: str = "<|im_start|>assistant") -> Callable[[str, Sampling], str]:
+    """The answers one after the other, by how many of them the prompt has already."""
+    return lambda prompt, _: answers[prompt.count(mark) - 1]
+
+
+def assert_one_exact_training_sample(g: OpenGateway, turns: list[Turn]) -> None:
+    """All that was sampled, exactly as it was sampled, and nothing else: one branch, each token once."""
+    assert [(turn.parent, turn.branch_reason) for turn in turns] == [
+        (None if i == 0 else i - 1, None) for i in range(len(turns))
+    ]
+    for before, turn in pairwise(turns):
+        known = before.prompt_ids + before.completion_ids
+        assert turn.prompt_ids[: len(known)] == known
+    rollout = Rollout("r1", "run", 0, "g0", 0, turns=turns)
+    [sample] = training_samples(rollout, {"main": 1.0})
+    trained = [t for t, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
+    assert trained == [token_id for turn in turns for token_id in turn.completion_ids]
+    assert [turn.prompt_ids for turn in turns] == [prompt_ids for prompt_ids, _, _ in g.engine.log]
+    for turn, (_, _, completion) in zip(turns, g.engine.log, strict=True):
+        assert completion.token_ids[: len(turn.completion_ids)] == turn.completion_ids
+    assert g.gateway.counters("r1").refused == {}

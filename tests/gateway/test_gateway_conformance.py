@@ -5,7 +5,6 @@ the tokens of the one before, and each sampled token is trained once, exactly as
 """
 
 import asyncio
-from itertools import pairwise
 
 import anthropic
 import openai
@@ -23,19 +22,12 @@ from gateway_agents import (
     openai_completions,
     openai_completions_streamed,
 )
-from gateway_parts import user
+from gateway_parts import assert_one_exact_training_sample, in_turn, user
 
 from osmosis_ai.engine.completions import parse_completion
 from osmosis_ai.errors import EngineError, ProviderError
 from osmosis_ai.gateway.targets import ProviderTarget
 from osmosis_ai.providers.scripted import ScriptedProvider
-from osmosis_ai.train.samples import training_samples
-from osmosis_ai.types import Rollout
-
-
-def in_turn(answers, mark="<|im_start|>assistant"):
-    """The answers one after the other, by how many of them the prompt has already."""
-    return lambda prompt, _: answers[prompt.count(mark) - 1]
 
 
 def as_message(text):
@@ -43,23 +35,6 @@ def as_message(text):
     parsed = parse_completion(text)
     calls = [{"function": {"name": c.name, "arguments": c.arguments}} for c in parsed.tool_calls]
     return {"content": parsed.content, **({"tool_calls": calls} if calls else {})}
-
-
-def assert_one_exact_training_sample(g, turns):
-    assert [(turn.parent, turn.branch_reason) for turn in turns] == [
-        (None if i == 0 else i - 1, None) for i in range(len(turns))
-    ]
-    for before, turn in pairwise(turns):
-        known = before.prompt_ids + before.completion_ids
-        assert turn.prompt_ids[: len(known)] == known
-    rollout = Rollout("r1", "run", 0, "g0", 0, turns=turns)
-    [sample] = training_samples(rollout, {"main": 1.0})
-    trained = [t for t, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
-    assert trained == [token_id for turn in turns for token_id in turn.completion_ids]
-    assert [turn.prompt_ids for turn in turns] == [prompt_ids for prompt_ids, _, _ in g.engine.log]
-    for turn, (_, _, completion) in zip(turns, g.engine.log, strict=True):
-        assert completion.token_ids[: len(turn.completion_ids)] == turn.completion_ids
-    assert g.gateway.counters("r1").refused == {}
 
 
 @pytest.mark.parametrize("agent", TOOL_AGENTS, ids=lambda agent: agent.__name__)
