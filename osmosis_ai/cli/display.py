@@ -111,7 +111,7 @@ def wrapped(parts: Sequence[str], width: int | None) -> list[str]:
 
 def first_line(reason: str) -> str:
     """Of a reason, what fits a terminal; `osmosis runs show` has all of it."""
-    line = reason.splitlines()[0] if reason else ""
+    line = printable(reason.split("\n", 1)[0])
     return line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"
 
 

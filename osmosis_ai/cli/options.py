@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tomllib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 from osmosis_ai.config import Config, load_config
 from osmosis_ai.controller.opening import Workspace
 from osmosis_ai.errors import UsageError
+from osmosis_ai.store.sqlite import SqliteStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -54,7 +56,7 @@ def read_config(path: Path, name: str | None, settings: tuple[str, ...]) -> Conf
 
 def _setting(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
-    if not equals or key.count(".") != 1:
+    if not equals or not re.fullmatch(r"[^.\s]+\.[^.\s]+", key):
         raise UsageError(f"--set {text!r}: expected TABLE.KEY=VALUE, e.g. --set dataset.limit=10")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
@@ -64,6 +66,13 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def workspace_at(path: Path) -> Workspace:
     return Workspace(path.absolute())
+
+
+def existing_store(workspace: Workspace) -> SqliteStore:
+    """The store of a workspace that has one; looking at nothing makes nothing."""
+    if not workspace.database.exists():
+        raise UsageError(f"there is no database {workspace.database}; run an eval first, or name --workspace")
+    return SqliteStore(workspace.database)
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

@@ -9,11 +9,10 @@ from pathlib import Path
 import click
 
 from osmosis_ai.cli.display import Display
-from osmosis_ai.cli.options import JSON, WORKSPACE, workspace_at
+from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.controller.opening import Workspace
 from osmosis_ai.errors import UsageError
 from osmosis_ai.store.base import RolloutFilter
-from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.types import Message, ToolSchema
 
 
@@ -87,9 +86,10 @@ def _read(file: Path) -> str:
 
 
 async def _conversations(workspace: Workspace, run_id: str) -> list[tuple[list[Message], list[ToolSchema]]]:
-    store = SqliteStore(workspace.database)
+    store = existing_store(workspace)
     try:
         rollouts = await store.rollouts(RolloutFilter(run_id))
+        known = ", ".join(summary.run.run_id for summary in await store.list_runs())
     finally:
         await store.close()
 
@@ -102,5 +102,8 @@ async def _conversations(workspace: Workspace, run_id: str) -> list[tuple[list[M
 
     found = list(leaves())
     if not found:
-        raise UsageError(f"--from-run {run_id!r}: no stored conversation of that run in {workspace.database}")
+        raise UsageError(
+            f"--from-run {run_id!r}: no stored conversation of that run in {workspace.database}. "
+            f"Its runs: {known or 'none'}."
+        )
     return found

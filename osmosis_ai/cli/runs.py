@@ -10,19 +10,13 @@ from pathlib import Path
 import click
 
 from osmosis_ai.cli.display import Display, first_line, step_parts
-from osmosis_ai.cli.options import JSON, WORKSPACE, workspace_at
+from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.cli.transcript import transcript
 from osmosis_ai.controller.opening import Workspace
 from osmosis_ai.errors import UsageError
 from osmosis_ai.store.base import RolloutFilter, RunSummary
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.types import Rollout
-
-
-def _open(workspace: Workspace) -> SqliteStore:
-    if not workspace.database.exists():
-        raise UsageError(f"there is no database {workspace.database}; run an eval first, or name --workspace")
-    return SqliteStore(workspace.database)
 
 
 @click.command("list", epilog="Example: osmosis runs list --json")
@@ -34,7 +28,7 @@ def list_runs(workspace: Path, as_json: bool) -> None:
 
 
 async def _list(workspace: Workspace, display: Display) -> None:
-    store = _open(workspace)
+    store = existing_store(workspace)
     try:
         for summary in await store.list_runs():
             display.data(asdict(summary))
@@ -71,7 +65,7 @@ def show(
 
 
 async def _show(workspace: Workspace, wanted: RolloutFilter, in_full: bool, display: Display) -> None:
-    store = _open(workspace)
+    store = existing_store(workspace)
     try:
         run = await store.get_run(wanted.run_id)
         if run is None:

@@ -17,9 +17,9 @@ from typing import Any
 
 import aiohttp
 
-from osmosis_ai.controller.callbacks import Body, Callbacks
+from osmosis_ai.controller.callbacks import Body, Callbacks, OnCallback
 from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, ServerDiedError, UserServer
-from osmosis_ai.errors import InfrastructureError, StoreError
+from osmosis_ai.errors import InfrastructureError, OsmosisError, StoreError
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.capture import CallCounts
@@ -229,7 +229,9 @@ class _Flight:
 
     async def fly(self) -> Rollout:
         rollout_id = self._rollout.rollout_id
-        callback_key = self._d._callbacks.expect(rollout_id, self._on_completed, self._on_graded)
+        callback_key = self._d._callbacks.expect(
+            rollout_id, self._attributed(self._on_completed), self._attributed(self._on_graded)
+        )
         llm_key = self._d._gateway.admit(
             rollout_id,
             seed=place_seed(self._d._settings.seed, self._place),
@@ -317,6 +319,21 @@ class _Flight:
             "agent_timeout_sec": settings.agent_timeout_seconds,
             "grader_timeout_sec": settings.grader_timeout_seconds,
         }
+
+    def _attributed(self, on_callback: OnCallback) -> OnCallback:
+        """What a callback's work raises becomes the rollout's result; else it would wait for its deadline."""
+
+        async def heard(body: Body) -> None:
+            try:
+                await on_callback(body)
+            except OsmosisError:
+                raise
+            # Everything else is a fault of ours, or of a rollout server that says what cannot be read.
+            except Exception as error:
+                what = f"the callback could not be used: {type(error).__name__}: {error}"
+                await self._land(Status.INFRASTRUCTURE, what)
+
+        return heard
 
     async def _on_completed(self, body: Body) -> None:
         """The workflow ended: no further LLM call counts. A failure is the rollout's result."""

@@ -170,3 +170,15 @@ def escapes(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]
 def breaks(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
     """A model that is broken."""
     return {"content": str(1 / 0)}
+
+
+def long_winded(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
+    """A model that fills disks."""
+    return {"content": f"{random.random()} " * 1000}
+
+
+def forgets_a_brace(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
+    """A model that calls `multiply` with half an object, and answers when it has been told."""
+    if messages[-1]["role"] == "user":
+        return {"tool_calls": [{"function": {"name": "multiply", "arguments": '{"a": 3, "b": '}}]}
+    return {"content": "The answer is 12."}

@@ -1,0 +1,171 @@
+"""What is printed while a run works and after it: whole lines, no control characters, data apart."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from osmosis_ai.cli.display import Display, EvalProgress, TrainProgress, first_line, step_parts, wrapped
+from osmosis_ai.cli.eval import exit_code, report_text
+from osmosis_ai.cli.transcript import transcript
+from osmosis_ai.eval.run import summarise
+from osmosis_ai.store.base import StepRecord
+from osmosis_ai.types import Rollout, Sample, Status, Turn
+
+NASTY = "\x1b[2J\x1b[31mred\x07 [bold]loud[/bold] [/nothing]\r\x9b0m\u202eabc"
+SHOWN = "\\x1b[2J\\x1b[31mred\\x07 [bold]loud[/bold] [/nothing]\\x0d\\x9b0m\\x202eabc"
+
+
+def rollout(row: int, status: Status = Status.GRADED, reward: float = 1.0, reason: str = "") -> Rollout:
+    done = Rollout(f"x.r{row}", "x", row, f"r{row}", 0, status=status, reason=reason)
+    done.samples = {"main": Sample("main", reward=reward)} if status is Status.GRADED else {}
+    return done
+
+
+def step_record(**metrics: Any) -> StepRecord:
+    count = {"rollouts": 64, "tokens": 640}
+    trained = {"rollouts": 48, "tokens": 480}
+    known = {
+        "reward_mean": 0.640625,
+        "groups_with_signal": 6,
+        "groups": 8,
+        "funnel": {
+            "stages": {"generated": count, "trained": trained},
+            "losses": {"no_signal": {"rollouts": 16}},
+        },
+        "sampled_tokens_per_second": 1912.3,
+        "audit": {"max_difference": 4.8e-7},
+        "loss": 0.1,
+        "seconds": {"step": 3.42},
+    }
+    return StepRecord("x", 7, 7, "", {**known, **metrics}, 0.0)
+
+
+def test_a_step_is_one_line_of_less_than_120_columns():
+    line = "  ".join([*step_parts(step_record(), 40), "left 1:52"])
+    assert line == (
+        "step  7/40  reward 0.641  signal 6/8 groups  trained 48/64 (16 no_signal)  1,912 tok/s  "
+        "audit 4.8e-07  3.4 s  left 1:52"
+    )
+    assert len(line) < 120
+
+
+def test_a_step_without_signal_says_that_the_weights_did_not_change():
+    parts = step_parts(step_record(loss=None, reward_mean=None), 40)
+    assert parts[1] == "reward -"
+    assert "no group has a signal: weights unchanged" in parts
+
+
+def test_lines_are_broken_between_parts_and_never_inside_of_one():
+    parts = ["step 1/4", "reward 0.500", "trained 8/8", "left 0:01"]
+    assert wrapped(parts, None) == ["step 1/4  reward 0.500  trained 8/8  left 0:01"]
+    assert wrapped(parts, 36) == ["step 1/4  reward 0.500  trained 8/8", "    left 0:01"]
+    assert wrapped(parts, 5) == ["step 1/4", "    reward 0.500", "    trained 8/8", "    left 0:01"]
+
+
+def test_a_reason_is_shown_by_its_first_line_and_not_more_than_fits():
+    assert first_line("") == ""
+    assert first_line("a\nb") == "a"
+    assert (len(first_line("x" * 1000)), first_line("x" * 1000)[-1]) == (240, "…")
+
+
+def test_piped_notes_are_plain_lines_without_control_characters(capsys: pytest.CaptureFixture[str]):
+    display = Display(as_json=False)
+    with display.bar("starting"):
+        display.note(NASTY)
+        display.out(NASTY)
+        progress = EvalProgress(display, 2)
+        progress.on_rollout(rollout(0, Status.WORKFLOW_ERROR, reason=NASTY))
+    out, err = capsys.readouterr()
+    assert out == SHOWN + "\n"
+    assert err.splitlines() == [SHOWN, f"  row 0: workflow_error: {SHOWN}"]
+    assert (out + err).replace("\n", "").isprintable()
+
+
+def test_json_lines_are_ascii_and_come_alone_on_standard_output(capsys: pytest.CaptureFixture[str]):
+    display = Display(as_json=True)
+    display.note("for the person")
+    display.out("for the person")
+    display.data({"text": NASTY})
+    out, err = capsys.readouterr()
+    assert out.rstrip("\n").isascii()
+    assert out.rstrip("\n").isprintable()
+    assert json.loads(out) == {"text": NASTY}
+    assert err == "for the person\n"
+
+
+def test_only_the_first_failures_are_shown(capsys: pytest.CaptureFixture[str]):
+    progress = EvalProgress(Display(as_json=False), 9)
+    progress.on_retry(rollout(0, Status.INFRASTRUCTURE, reason="the server died\nlog"))
+    for row in range(8):
+        progress.on_rollout(rollout(row, Status.GRADER_ERROR, reason="no"))
+    assert capsys.readouterr().err.splitlines() == [
+        "  row 0: infrastructure, tried again: the server died",
+        "  row 0: grader_error: no",
+        "  row 1: grader_error: no",
+        "  further failures are not shown here; see `osmosis runs show`",
+    ]
+
+
+def test_a_training_run_prints_a_line_per_step_and_json_instead_when_asked(
+    capsys: pytest.CaptureFixture[str],
+):
+    for as_json in (False, True):
+        progress = TrainProgress(Display(as_json=as_json), 64)
+        progress.on_start(6, 7)
+        progress.on_step(step_record())
+    out, err = capsys.readouterr()
+    assert json.loads(out)["step"] == 7
+    assert err.count("step 7/7  reward 0.641") == 1
+    assert err.count("going on after step 6 of 7") == 2
+
+
+def test_a_transcript_shows_what_the_model_wrote_and_obeys_none_of_it():
+    turn = Turn(
+        *("x.r0", "main", 0, None, None, [{"role": "user", "content": "hi"}], [], {}, "stop"),
+        *([], [], [], None, 1, 1, {}, "m", 0, 1.0),
+    )
+    call = {"function": {"name": NASTY, "arguments": NASTY}}
+    turn.response.update({"role": "assistant", "content": NASTY, "tool_calls": [call]})
+    done = rollout(0, reason=NASTY)
+    done.turns = [turn]
+    text = transcript(done)
+    assert SHOWN in text
+    assert f"calls {SHOWN}({SHOWN})" in text
+    assert text.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ([Status.GRADED, Status.GRADED], 0),
+        ([Status.GRADED, Status.WORKFLOW_ERROR], 0),
+        ([Status.GRADED, Status.MODEL_ERROR], 5),
+        ([Status.GRADED, Status.INFRASTRUCTURE, Status.GRADER_ERROR], 5),
+        ([Status.WORKFLOW_ERROR, Status.NO_TURNS], 1),
+        ([Status.WORKFLOW_ERROR, Status.MODEL_ERROR], 4),
+    ],
+)
+def test_the_exit_code_of_an_eval_says_whose_failures_it_had(statuses: list[Status], code: int):
+    report = summarise([rollout(row, status) for row, status in enumerate(statuses)], 1, 1.0)
+    assert exit_code(report) == code
+
+
+def test_a_report_counts_failures_and_shows_the_first_of_each_kind():
+    failed = [rollout(row, Status.GRADER_ERROR, reason=f"reason {row}") for row in (3, 4)]
+    lines = report_text("x", summarise([rollout(0), *failed], 1, 1.0)).splitlines()
+    assert lines[0] == "run x: 1 graded rollouts of 3 rows"
+    assert "  2 without a reward: grader_error, first row 3: reason 3" in lines
+
+
+def test_malformed_tool_calls_are_counted_in_the_report():
+    done = rollout(0)
+    done.turns = [
+        Turn("x.r0", "main", i, None, None, [], [], {}, "stop", [], [], [], None, 1, 2, {}, "m", i, 1.0)
+        for i in range(3)
+    ]
+    report = summarise([done], 1, 1.0)
+    assert (report.malformed_tool_calls, report.turns, report.completion_tokens) == (3, 3, 6)
+    assert "  3 malformed tool calls, answered with an error result" in report_text("x", report).splitlines()
