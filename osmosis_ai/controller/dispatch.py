@@ -160,9 +160,9 @@ class Dispatcher:
         await self._session.close()
 
     async def _place(self, place: Place, known: list[Rollout]) -> Attempts:
-        replaced = [rollout for rollout in known if not _is_result(rollout)]
+        replaced = [rollout for rollout in known if not is_result(rollout)]
         for rollout in known:
-            if _is_result(rollout):
+            if is_result(rollout):
                 return Attempts(rollout, replaced)
         async with self._slots:
             suspect = False
@@ -198,7 +198,7 @@ def place_key(place: Place) -> tuple[str, int]:
     return place.group_id, place.member
 
 
-def _is_result(rollout: Rollout) -> bool:
+def is_result(rollout: Rollout) -> bool:
     """A result of the user's code or of the grader; what failed for another reason is tried again."""
     return rollout.status.is_terminal and rollout.status not in RETRIED | {
         Status.CANCELLED,

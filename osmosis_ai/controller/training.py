@@ -9,6 +9,7 @@ from pathlib import Path
 
 from osmosis_ai.config import Config
 from osmosis_ai.controller.checkpoints import Checkpoints
+from osmosis_ai.controller.dispatch import is_result
 from osmosis_ai.controller.fine_tune import FineTuning, fine_tune
 from osmosis_ai.controller.loop import Training, TrainSettings, train
 from osmosis_ai.controller.opening import (
@@ -106,7 +107,7 @@ def usable_leftovers(rollouts: list[Rollout], version: PolicyVersion) -> list[Ro
     """
     return [
         rollout
-        if all(turn.policy_version == version for turn in rollout.turns)
+        if not is_result(rollout) or all(turn.policy_version == version for turn in rollout.turns)
         else replace(rollout, status=Status.SUPERSEDED)
         for rollout in rollouts
     ]
