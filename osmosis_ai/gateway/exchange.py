@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from osmosis_ai.errors import EngineError, ProviderError, StoreError
@@ -19,10 +20,10 @@ from osmosis_ai.gateway.dialects.base import Dialect
 from osmosis_ai.gateway.identity import Admission
 from osmosis_ai.gateway.retries import Attempt
 from osmosis_ai.gateway.targets import OnText, Target, own_seed
+from osmosis_ai.gateway.texts import Texts
 from osmosis_ai.gateway.wire import Receive, Send, StreamedBody, send_json, send_refusal
 
 AGENTS_OWN = frozenset({400, 413, 422})  # the agent's own request is at fault, by the provider's word
-Texts = asyncio.Queue[tuple[int, str] | None]  # pieces of text; None: something has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +71,20 @@ class Exchange:
 
     async def _stream(self, receive: Receive, send: Send) -> None:
         """Nothing is sent before there is something to say, so an early failure has a status of its own."""
-        texts: Texts = asyncio.Queue()
+        texts = Texts(self.heartbeat_seconds)
         events = self.dialect.events(self.attempt.call_id, self.call)
         body, opening = StreamedBody(send), events.start()
         with self._waiting(receive, texts) as (work, gone):
             for task in (work, gone):
-                task.add_done_callback(lambda _: texts.put_nowait(None))
+                task.add_done_callback(texts.end)
             while not (work.done() or gone.done()):
-                pieces = await self._next_texts(texts)
+                pieces = await texts.next()
                 if pieces is None:
                     await body.send(self.dialect.HEARTBEAT)
                 elif pieces:
-                    deltas = b"".join(events.text(index, text) for index, text in pieces)
-                    await body.send(opening + deltas)
+                    for index, text in pieces:
+                        opening += events.text(index, text)
+                    await body.send(opening)
                     opening = b""
             if gone.done():
                 return self._left(work)
@@ -94,21 +96,6 @@ class Exchange:
                 await body.end(events.error(outcome))
             else:
                 await send_refusal(send, outcome, self.dialect)
-
-    async def _next_texts(self, texts: Texts) -> list[tuple[int, str]] | None:
-        """All text since the last time, by answer; [] when something has ended; None after a long silence."""
-        try:
-            async with asyncio.timeout(self.heartbeat_seconds):
-                pieces = [await texts.get()]
-        except TimeoutError:
-            return None
-        while not texts.empty():
-            pieces.append(texts.get_nowait())
-        joined: dict[int, str] = {}
-        for piece in pieces:
-            if piece is not None:
-                joined[piece[0]] = joined.get(piece[0], "") + piece[1]
-        return list(joined.items())
 
     def _waiting(self, receive: Receive, texts: Texts | None) -> _Waiting:
         attempt = self.attempt
@@ -199,8 +186,7 @@ class _Waiting:
 def _on_text(texts: Texts | None, index: int) -> OnText | None:
     if texts is None:
         return None
-    put: Callable[[tuple[int, str]], None] = texts.put_nowait
-    return lambda text: put((index, text))
+    return partial(texts.put, index)
 
 
 def _attributed(error: BaseException) -> tuple[str, Refusal]:

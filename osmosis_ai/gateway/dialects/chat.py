@@ -219,6 +219,9 @@ class EventStream:
         self._call_id = call_id
         self._created = int(time.time())
         self._sent = [""] * n  # text of each answer so far
+        # A stream has an event for each token: what is the same in all of them is written once.
+        around = [self._chunk(index, {"content": ""}).rsplit(b'""', 1) for index in range(n)]
+        self._around = [(before, after) for before, after in around]
 
     def start(self) -> bytes:
         roles = [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(len(self._sent))]
@@ -226,7 +229,8 @@ class EventStream:
 
     def text(self, index: int, delta: str) -> bytes:
         self._sent[index] += delta
-        return self._chunk(index, {"content": delta})
+        before, after = self._around[index]
+        return before + orjson.dumps(delta) + after
 
     def finish(self, replies: Sequence[Reply]) -> bytes:
         parts = [self._rest(index, reply) for index, reply in enumerate(replies)]
