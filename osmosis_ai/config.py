@@ -46,7 +46,25 @@ class RolloutTable(Table):
     """The user's code and how it is run."""
 
     entrypoint: str = Field(
-        description="Python file (relative to the config file) or dotted module with the workflow and grader."
+        "",
+        description="Python file (relative to the config file) or dotted module with workflow and grader.",
+    )
+    url: str = Field(
+        "",
+        pattern=r"^(https?://[^/\s]+(/\S*)?)?$",
+        description="Instead of entrypoint: a rollout server that runs already, as of `osmosis serve`.",
+    )
+    api_key_env: str = Field("", description="With url: environment variable that holds the server's key.")
+    protocol: Literal["auto", "agent_loop", "workflow"] = Field(
+        "auto", description='With url: what the server speaks; "auto" asks its /health.'
+    )
+    grader_entrypoint: str = Field(
+        "",
+        description="With url: file or module with a Grader or a function with @osmosis_reward, for what an "
+        "agent loop's server gives no reward.",
+    )
+    gateway_host: str = Field(
+        "127.0.0.1", description="With url: address to listen on, which the server must be able to reach."
     )
     workflow: str = Field("", description="Class to use when the entrypoint holds several workflows.")
     grader: str = Field("", description="Class to use when the entrypoint holds several graders.")
@@ -197,11 +215,15 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Confi
         if isinstance(data.setdefault(table, {}), dict):  # else the file itself is wrong, and says so below
             data[table][key] = value
     file = _File(path, text, frozenset({*given, *added}))
+    sources = list(_entrypoint_or_url(file, data.get("rollout")))
     try:
         config = Config.model_validate(data)
         config._source = path
     except ValidationError as error:
-        raise ConfigError(_in_order(_finding(file, dict(item)) for item in error.errors())) from None
+        found = [_finding(file, dict(item)) for item in error.errors()]
+        raise ConfigError(_in_order([*sources, *found])) from None
+    if sources:
+        raise ConfigError(_in_order(sources))
     if findings := list(_cross_checks(file, config)):
         raise ConfigError(findings)
     return config
@@ -239,6 +261,26 @@ def _read(path: Path) -> str:
         raise ConfigError([f"no such config file: {path}.{hint}"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([f"{path}: cannot be read as UTF-8 text: {error}"]) from error
+
+
+def _entrypoint_or_url(file: _File, table: Any) -> Iterator[tuple[int, str]]:
+    """The user's code is named once: by its file, or by the server that runs it."""
+    if not isinstance(table, dict):
+        return  # said where the tables are read
+    entrypoint, url = table.get("entrypoint"), table.get("url")
+    if entrypoint and url:
+        line, place = file.place("rollout", "url")
+        yield line, f"{place}: rollout.entrypoint and rollout.url are both given; keep one."
+    elif not entrypoint and not url:
+        line, place = file.place("rollout", "entrypoint")
+        about = RolloutTable.model_fields["entrypoint"].description
+        yield line, f"{place}: rollout.entrypoint is missing: {about} Or give rollout.url."
+    foreign = ("workflow",) if url else ("api_key_env", "protocol", "grader_entrypoint", "gateway_host")
+    for key in foreign:
+        if table.get(key):
+            line, place = file.place("rollout", key)
+            belongs = "rollout.entrypoint" if url else "rollout.url"
+            yield line, f"{place}: rollout.{key} is for {belongs} only; leave it out."
 
 
 def _cross_checks(file: _File, config: Config) -> Iterator[str]:

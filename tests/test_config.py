@@ -21,8 +21,8 @@ script = "model.py:answer"
 
 KEYS = {
     "run": "name seed",
-    "rollout": "entrypoint workflow grader max_concurrent agent_timeout_seconds "
-    "grader_timeout_seconds retries",
+    "rollout": "entrypoint url api_key_env protocol grader_entrypoint gateway_host workflow grader "
+    "max_concurrent agent_timeout_seconds grader_timeout_seconds retries",
     "dataset": "path limit offset",
     "llm": "model base_url api_key_env script timeout_seconds retries",
     "policy": "path adapter lora_rank dtype device max_requests deterministic",

@@ -2,9 +2,11 @@
 
     POST /v1/rollouts/{id}/completed   the workflow ended
     POST /v1/rollouts/{id}/graded      the grader ended; carries the samples with their rewards
+    POST /v1/rollout/completed         a RolloutAgentLoop's server: all of it at once, for the id in its body
 
-Each carries the rollout's callback key, which user code never sees. A callback is acknowledged only when
-what it says is in the store. A repeated one is acknowledged again and changes nothing.
+Each carries the rollout's callback key, which user code never sees, but in the last case, where it is the
+key of the loop's LLM calls. A callback is acknowledged only when what it says is in the store. A repeated one
+is acknowledged again and changes nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ Body = dict[str, Any]  # JSON of the callback, compat 1.2.4
 OnCallback = Callable[[Body], Awaitable[None]]
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
+FINISHED = "/v1/rollout/completed"
 REMEMBERED = 10_000  # ended rollouts whose servers may still have something to say
 
 
@@ -49,6 +52,10 @@ class Callbacks:
         self._expected[rollout_id] = Expected(key, {"completed": on_completed, "graded": on_graded})
         return key
 
+    def expect_finished(self, rollout_id: str, key: str, on_finished: OnCallback) -> None:
+        """Accept the one result of a RolloutAgentLoop's server from now on."""
+        self._expected[rollout_id] = Expected(key, {"finished": on_finished})
+
     def forget(self, rollout_id: str) -> None:
         """The rollout has ended: late callbacks with its key are acknowledged and change nothing."""
         if (expected := self._expected.pop(rollout_id, None)) is not None:
@@ -65,9 +72,23 @@ class Callbacks:
 
     async def _answer(self, scope: Any, receive: Any) -> tuple[int, Body]:
         parts = scope["path"].strip("/").split("/")
-        if scope["method"] != "POST" or len(parts) != 4 or parts[:2] != ["v1", "rollouts"]:
+        posted = scope["method"] == "POST"
+        if posted and scope["path"] == FINISHED:
+            body = await _read_object(receive)
+            if isinstance(body, str):
+                return 400, {"error": body}
+            expected = self._expects(str(body.get("rollout_id")), "finished", scope)
+            return expected if isinstance(expected, tuple) else await _take(expected, "finished", body)
+        if not posted or len(parts) != 4 or parts[:2] != ["v1", "rollouts"]:
             return 404, {"error": f"no such route: {scope['method']} {scope['path']}"}
-        rollout_id, phase = parts[2], parts[3]
+        expected = self._expects(parts[2], parts[3], scope)
+        if isinstance(expected, tuple):
+            return expected
+        body = await _read_object(receive)
+        return (400, {"error": body}) if isinstance(body, str) else await _take(expected, parts[3], body)
+
+    def _expects(self, rollout_id: str, phase: str, scope: Any) -> Expected | tuple[int, Body]:
+        """The rollout that the callback is about, or the answer that it gets without being read."""
         if (key := self._ended.get(rollout_id)) and secrets.compare_digest(_bearer(scope), key.encode()):
             return 200, {"status": "ignored: the rollout has ended"}
         expected = self._expected.get(rollout_id)
@@ -75,13 +96,7 @@ class Callbacks:
             return 404, {"error": f"no callback {phase!r} is expected for rollout {rollout_id!r}"}
         if not secrets.compare_digest(_bearer(scope), expected.key.encode()):
             return 401, {"error": f"wrong callback key for rollout {rollout_id!r}"}
-        try:
-            body = orjson.loads(await _read(receive))
-        except (ValueError, orjson.JSONDecodeError) as error:
-            return 400, {"error": f"the callback's body is not JSON: {error}"}
-        if not isinstance(body, dict):
-            return 400, {"error": f"the callback's body must be an object, got {type(body).__name__}"}
-        return await _take(expected, phase, body)
+        return expected
 
 
 async def _take(expected: Expected, phase: str, body: Body) -> tuple[int, Body]:
@@ -101,6 +116,17 @@ def _bearer(scope: Any) -> bytes:
         if name == b"authorization":
             return bytes(value.removeprefix(b"Bearer "))
     return b""
+
+
+async def _read_object(receive: Any) -> Body | str:
+    """The body as a JSON object, or what is wrong with it."""
+    try:
+        body = orjson.loads(await _read(receive))
+    except (ValueError, orjson.JSONDecodeError) as error:
+        return f"the callback's body is not JSON: {error}"
+    if not isinstance(body, dict):
+        return f"the callback's body must be an object, got {type(body).__name__}"
+    return body
 
 
 async def _read(receive: Any) -> bytes:

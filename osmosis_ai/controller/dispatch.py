@@ -17,14 +17,16 @@ from typing import Any
 
 import aiohttp
 
-from osmosis_ai.controller.callbacks import Body, Callbacks, OnCallback
-from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, ServerDiedError, UserServer
+from osmosis_ai.controller.callbacks import Callbacks, OnCallback
+from osmosis_ai.controller.grading import Grading
+from osmosis_ai.controller.rollout_server import Body, Order, RolloutServer, WorkflowRefusedError
+from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, ServerDiedError
 from osmosis_ai.errors import InfrastructureError, OsmosisError, StoreError
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.capture import CallCounts
 from osmosis_ai.store.base import Store
-from osmosis_ai.types import RETRIED, Group, Rollout, Row, Sample, Status
+from osmosis_ai.types import RETRIED, Group, Rollout, Row, Sample, Status, Turn
 
 CALLBACK_GRACE_SECONDS = 60.0  # beyond both deadlines, for the server's own work and its callbacks
 DEATH_NOTICE_SECONDS = 1.0  # after a broken connection, to see whether the server's process has ended
@@ -101,13 +103,15 @@ class Dispatcher:
 
     def __init__(
         self,
-        server: UserServer,
+        server: RolloutServer,
         gateway: Gateway,
         callbacks: Callbacks,
         store: Store,
         settings: DispatchSettings,
+        grading: Grading | None = None,
     ) -> None:
         self._server = server
+        self._grading = grading  # of what a server with `one_result` gives no reward
         self._gateway = gateway
         self._callbacks = callbacks
         self._store = store
@@ -226,25 +230,27 @@ class _Flight:
         self._started = time.monotonic()
         self._landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._samples: list[Sample] = []
+        self._asked: Order
 
     async def fly(self) -> Rollout:
-        rollout_id = self._rollout.rollout_id
-        callback_key = self._d._callbacks.expect(
-            rollout_id, self._attributed(self._on_completed), self._attributed(self._on_graded)
-        )
+        rollout_id, server = self._rollout.rollout_id, self._d._server
         llm_key = self._d._gateway.admit(
             rollout_id,
             seed=place_seed(self._d._settings.seed, self._place),
             sampling=self._d._settings.sampling,
+            sample_id=server.sample_id,
+            awaits_tools=server.one_result,
         )
         try:
-            await self._launch_and_wait(llm_key, callback_key)
+            await self._launch_and_wait(self._order(llm_key, self._expect(llm_key)))
         except asyncio.CancelledError:
             await self._land(Status.CANCELLED, "the run was stopped while the rollout was running")
-            await self._cancel_on_server()
+            await server.cancel(self._d._session, rollout_id)
             raise
         except StoreError:
             raise  # nothing can be kept any more: the run stops
+        except WorkflowRefusedError as error:
+            await self._land(Status.WORKFLOW_ERROR, str(error))
         except ServerDiedError as error:
             self.server_died = True
             await self._land(*self._verdict(error))
@@ -256,14 +262,22 @@ class _Flight:
                 self._landed.exception()  # seen: when the flight was cancelled, nobody else looks
         return self._rollout
 
-    async def _launch_and_wait(self, llm_key: str, callback_key: str) -> None:
+    def _expect(self, llm_key: str) -> str:
+        """Listen for the callbacks; returns their key."""
+        rollout_id, callbacks = self._rollout.rollout_id, self._d._callbacks
+        if not self._d._server.one_result:
+            graded = self._attributed(self._on_graded)
+            return callbacks.expect(rollout_id, self._attributed(self._on_completed), graded)
+        callbacks.expect_finished(rollout_id, llm_key, self._attributed(self._on_finished))
+        return llm_key
+
+    async def _launch_and_wait(self, order: Order) -> None:
+        self._asked = order
         await self._d._server.ensure_running()
-        body = self._request(llm_key, callback_key)
-        headers = {"Authorization": f"Bearer {self._d._server.api_key}"}
-        url = f"{self._d._server.url}/rollout"
         died = asyncio.ensure_future(self._d._server.died())
         try:
-            await self._post(url, body, headers)
+            tools = await self._d._server.launch(self._d._session, order)
+            self._d._gateway.offer_tools(order.rollout_id, tools)
             await self._wait(died)
         except aiohttp.ClientError:
             await asyncio.wait((died,), timeout=DEATH_NOTICE_SECONDS)
@@ -273,25 +287,31 @@ class _Flight:
         finally:
             died.cancel()
 
-    async def _post(self, url: str, body: dict[str, Any], headers: dict[str, str]) -> None:
-        timeout = aiohttp.ClientTimeout(total=30.0)
-        async with self._d._session.post(url, json=body, headers=headers, timeout=timeout) as response:
-            if response.status >= 300:
-                text = (await response.text())[:500]
-                raise InfrastructureError(f"{url} answered {response.status}: {text}")
-
     async def _wait(self, died: asyncio.Future[int]) -> None:
+        """Until the rollout has landed. Each server keeps the deadlines itself, but one with `one_result`."""
         settings = self._d._settings
-        deadline = settings.agent_timeout_seconds + settings.grader_timeout_seconds + CALLBACK_GRACE_SECONDS
         either: set[asyncio.Future[Any]] = {self._landed, died}
-        await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+        grader_seconds = settings.grader_timeout_seconds + CALLBACK_GRACE_SECONDS
+        deadline = settings.agent_timeout_seconds
+        if self._d._server.one_result:
+            await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+            if not (self._finished or self._landed.done() or died.done()):
+                return await self._land(Status.WORKFLOW_TIMEOUT, self._no_result(deadline))
+            deadline = 0.0
+        await asyncio.wait(either, timeout=deadline + grader_seconds, return_when=asyncio.FIRST_COMPLETED)
         if self._landed.done():
             self._landed.result()
             self._d._server.worked()
         elif died.done():
             raise self._d._server.death(died.result())
         else:
-            raise InfrastructureError(f"no callback came within {deadline:.0f} s")
+            raise InfrastructureError(f"no callback came within {deadline + grader_seconds:.0f} s")
+
+    def _no_result(self, seconds: float) -> str:
+        return (
+            f"the rollout server gave no result within rollout.agent_timeout_seconds = {seconds:g} s of the "
+            f"request, the time in its queue included. {self._calls_so_far()}"
+        )
 
     def _verdict(self, error: ServerDiedError) -> tuple[Status, str]:
         """Ours to try again, unless the rollout was alone in the server: then its own code has ended it."""
@@ -303,22 +323,17 @@ class _Flight:
         what = f"{who} ended the process that it ran in, with status {error.status}; nothing else ran there."
         return status, f"{what}\n{self._d._server.log_tail()}"
 
-    def _request(self, llm_key: str, callback_key: str) -> dict[str, Any]:
-        row, rollout_id, settings = self._place.row, self._rollout.rollout_id, self._d._settings
-        base = f"{self._d._gateway.base_url}/v1"
-        return {
-            "rollout_id": rollout_id,
-            "initial_messages": row.prompt,
-            "label": row.label,
-            "metadata": row.metadata,
-            "chat_completions_url": base,
-            "llm_api_key": llm_key,
-            "controller_api_key": callback_key,
-            "completion_callback_url": f"{base}/rollouts/{rollout_id}/completed",
-            "grader_callback_url": f"{base}/rollouts/{rollout_id}/graded",
-            "agent_timeout_sec": settings.agent_timeout_seconds,
-            "grader_timeout_sec": settings.grader_timeout_seconds,
-        }
+    def _order(self, llm_key: str, callback_key: str) -> Order:
+        settings = self._d._settings
+        return Order(
+            self._rollout.rollout_id,
+            self._place.row,
+            self._d._gateway.base_url,
+            llm_key,
+            callback_key,
+            settings.agent_timeout_seconds,
+            settings.grader_timeout_seconds,
+        )
 
     def _attributed(self, on_callback: OnCallback) -> OnCallback:
         """What a callback's work raises becomes the rollout's result; else it would wait for its deadline."""
@@ -340,15 +355,45 @@ class _Flight:
         self._rollout.turns = await self._d._gateway.seal(self._rollout.rollout_id)
         message = str(body.get("err_message") or "")
         if body.get("status") != "success":
-            status = _workflow_failure(body)
-            if status is Status.WORKFLOW_ERROR and (failure := self._counters().failure) is not None:
-                status, message = Status.MODEL_ERROR, f"{failure.kind}: {failure.message}"
-            if status is Status.WORKFLOW_TIMEOUT:
-                message += f". {self._calls_so_far()}"
-            await self._land(status, message or "the workflow failed")
+            timed_out = body.get("err_category") == "timeout"
+            await self._fail(Status.WORKFLOW_TIMEOUT if timed_out else Status.WORKFLOW_ERROR, message)
         elif not self._rollout.turns:
             await self._land(Status.NO_TURNS, self._no_turns_reason())
         self._finished = True
+
+    async def _fail(self, status: Status, message: str) -> None:
+        """The workflow failed: by itself, or because its model did."""
+        if status is Status.WORKFLOW_ERROR and (failure := self._counters().failure) is not None:
+            status, message = Status.MODEL_ERROR, f"{failure.kind}: {failure.message}"
+        if status is Status.WORKFLOW_TIMEOUT:
+            message += f". {self._calls_so_far()}"
+        await self._land(status, message or "the workflow failed")
+
+    async def _on_finished(self, body: Body) -> None:
+        """The one result of a RolloutAgentLoop's server: what the two callbacks of a workflow say."""
+        self._finished = True
+        self._rollout.turns = await self._d._gateway.seal(self._rollout.rollout_id)
+        if body.get("status") != "COMPLETED":
+            return await self._fail(Status.WORKFLOW_ERROR, str(body.get("error_message") or ""))
+        if not self._rollout.turns:
+            return await self._land(Status.NO_TURNS, self._no_turns_reason())
+        given = finished_sample(body, self._rollout.turns)
+        if given["reward"] is not None:
+            samples = {self._d._server.sample_id: given}
+            await self._on_graded({"status": "success", "samples": samples})
+        elif self._d._grading is None:
+            await self._land(Status.GRADER_ERROR, NO_REWARD)
+        else:
+            await self._grade(self._d._grading, given)
+
+    async def _grade(self, grading: Grading, given: Body) -> None:
+        try:
+            result = await grading.grade(self._d._session, self._asked, given["messages"])
+        except InfrastructureError as error:
+            return await self._land(Status.INFRASTRUCTURE, str(error))
+        for sample in (result.get("samples") or {}).values():
+            sample["metrics"] = {**given["metrics"], **(sample.get("metrics") or {})}
+        await self._on_graded(result)
 
     async def _on_graded(self, body: Body) -> None:
         if self._landed.done():
@@ -404,20 +449,23 @@ class _Flight:
         others = "" if counts.explain() == CallCounts().explain() else f"; {counts.explain()}"
         return f"It had made {counts.answered} LLM calls that were answered{others}"
 
-    async def _cancel_on_server(self) -> None:
-        headers = {"Authorization": f"Bearer {self._d._server.api_key}"}
-        body = {"ids": [self._rollout.rollout_id]}
-        timeout = aiohttp.ClientTimeout(total=2.0)
-        url = f"{self._d._server.url}/rollout/cancel"
-        try:
-            async with self._d._session.post(url, json=body, headers=headers, timeout=timeout):
-                pass
-        except (aiohttp.ClientError, TimeoutError):
-            pass  # the server is being stopped anyway; the rollout has its result
+
+NO_REWARD = (
+    "the rollout server gave no reward (ctx.complete(..., reward=None)), and nothing here computes one: name "
+    'a file with a Grader or a function with @osmosis_reward, rollout.grader_entrypoint = "reward.py"'
+)
 
 
-def _workflow_failure(body: Body) -> Status:
-    return Status.WORKFLOW_TIMEOUT if body.get("err_category") == "timeout" else Status.WORKFLOW_ERROR
+def finished_sample(body: Body, turns: Sequence[Turn]) -> Body:
+    """The sample in the result of a RolloutAgentLoop's server; without messages that of the last call."""
+    messages, metrics = body.get("final_messages"), body.get("metrics")
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+        messages = [*turns[-1].messages, turns[-1].response]
+    return {
+        "messages": messages,
+        "reward": body.get("reward"),
+        "metrics": metrics if isinstance(metrics, dict) else {},
+    }
 
 
 def read_samples(body: Body) -> tuple[list[Sample], str]:

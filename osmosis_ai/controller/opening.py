@@ -21,6 +21,9 @@ from typing import Any
 from osmosis_ai.config import Config, LlmTable, PolicyTable
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.dispatch import Dispatcher, DispatchSettings
+from osmosis_ai.controller.grading import Grading
+from osmosis_ai.controller.remote import Address, check_reachable, connect
+from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.controller.user_server import UserCode, UserServer
 from osmosis_ai.datasets import dataset_fingerprint, load_rows
 from osmosis_ai.engine.base import Engine, EngineInfo, EngineSpec
@@ -172,6 +175,8 @@ def run_identity(config: Config, kind: RunKind, workspace: Workspace) -> dict[st
         "entrypoint": _code_fingerprint(config),
         "model": _model_identity(config, workspace),
     }
+    if config.rollout.grader_entrypoint:
+        identity["grader"] = _file_digest(config, "grader_entrypoint", config.rollout.grader_entrypoint)
     identity |= {f"sampling.{k}": v for k, v in config.sampling.model_dump().items()}
     identity |= {f"workflow.{k}": repr(v) for k, v in config.workflow.items()}
     if kind == "train":
@@ -184,23 +189,29 @@ def run_identity(config: Config, kind: RunKind, workspace: Workspace) -> dict[st
 
 
 def _code_fingerprint(config: Config) -> str:
-    """Digest of the entrypoint's source. Raises EntrypointError when there is no such file or module."""
-    entrypoint = config.rollout.entrypoint
+    """Digest of the entrypoint's source, or the URL of what runs it elsewhere. Raises EntrypointError."""
+    if config.rollout.url:
+        return f"at {config.rollout.url}"
+    return _file_digest(config, "entrypoint", config.rollout.entrypoint)
+
+
+def _file_digest(config: Config, key: str, entrypoint: str) -> str:
+    """Digest of a file or module that [rollout] names. Raises EntrypointError when there is none."""
     path = config.resolve(entrypoint)
     if not entrypoint.endswith(".py"):
         try:
             spec = importlib.util.find_spec(entrypoint)
         except (ImportError, ValueError) as error:
-            raise EntrypointError(f"rollout.entrypoint = {entrypoint!r}: {error}") from error
+            raise EntrypointError(f"rollout.{key} = {entrypoint!r}: {error}") from error
         if spec is None or spec.origin is None:
             raise EntrypointError(
-                f"rollout.entrypoint = {entrypoint!r} is neither a .py file nor a module that can be found"
+                f"rollout.{key} = {entrypoint!r} is neither a .py file nor a module that can be found"
             )
         path = Path(spec.origin)
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         raise EntrypointError(
-            f"rollout.entrypoint = {entrypoint!r}: there is no file {path}. "
+            f"rollout.{key} = {entrypoint!r}: there is no file {path}. "
             f"Python files beside it: {', '.join(near) or 'none'}."
         )
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -243,29 +254,60 @@ async def open_rollouts(run: OpenRun, *, training: bool, notify: Notify) -> Asyn
     config = run.config
     rows = read_rows(config)
     async with AsyncExitStack() as stack:
-        server = UserServer(_user_code(config), run.folder / "rollout-server.log")
+        server = await _open_server(run, notify)
         stack.push_async_callback(server.stop)
-        notify(f"starting the rollout server with {config.rollout.entrypoint}")
         starting = asyncio.ensure_future(server.ensure_running())
         stack.callback(starting.cancel)
         target, engine, info = await _open_target(run, stack, training=training, notify=notify)
         await starting
+        grading = await _open_grading(run, stack, server)
         callbacks = Callbacks()
         gateway = Gateway(target, run.store, extra_routes=callbacks)
-        await gateway.start()
+        await gateway.start(config.rollout.gateway_host)
         stack.push_async_callback(gateway.stop)
         settings = dispatch_settings(config, training=training)
-        dispatcher = Dispatcher(server, gateway, callbacks, run.store, settings)
+        dispatcher = Dispatcher(server, gateway, callbacks, run.store, settings, grading)
         stack.push_async_callback(dispatcher.close)
         await run.begin()
         yield Rollouts(dispatcher, rows, engine, info)
 
 
-def _user_code(config: Config) -> UserCode:
-    entrypoint = config.rollout.entrypoint
-    if entrypoint.endswith(".py"):
-        entrypoint = str(config.resolve(entrypoint).resolve())
-    return UserCode(entrypoint, config.rollout.workflow, config.rollout.grader, config.workflow)
+async def _open_server(run: OpenRun, notify: Notify) -> RolloutServer:
+    """A child process with the user's code, or the server that the config names."""
+    config, table = run.config, run.config.rollout
+    if not table.url:
+        notify(f"starting the rollout server with {table.entrypoint}")
+        path = _source(config, table.entrypoint)
+        code = UserCode(path, table.workflow, table.grader, config.workflow)
+        return UserServer(code, run.folder / "rollout-server.log")
+    notify(f"asking the rollout server at {table.url}")
+    check_reachable(table.url, table.gateway_host)
+    key = "" if not table.api_key_env else from_environment("rollout.api_key_env", table.api_key_env)
+    address = Address(table.url.rstrip("/"), key)
+    return await connect(address, table.protocol, config.workflow, config.sampling.model_dump())
+
+
+async def _open_grading(run: OpenRun, stack: AsyncExitStack, server: RolloutServer) -> Grading | None:
+    """A child process with the grader, for an agent loop's server that gives no rewards."""
+    table = run.config.rollout
+    if not table.grader_entrypoint:
+        return None
+    if not server.one_result:
+        raise UsageError(
+            "rollout.grader_entrypoint is for the server of an agent loop: the one at "
+            f"{table.url} is a workflow's, and has its own grader"
+        )
+    path = _source(run.config, table.grader_entrypoint)
+    code = UserCode(path, grader=table.grader, graded_sample=server.sample_id)
+    grading = Grading(UserServer(code, run.folder / "grading-server.log"))
+    stack.push_async_callback(grading.stop)
+    await grading.start()
+    return grading
+
+
+def _source(config: Config, entrypoint: str) -> str:
+    """The absolute path of a file; a module's name as it is."""
+    return str(config.resolve(entrypoint).resolve()) if entrypoint.endswith(".py") else entrypoint
 
 
 def dispatch_settings(config: Config, *, training: bool) -> DispatchSettings:
@@ -345,14 +387,17 @@ def open_provider(llm: LlmTable, config: Config) -> Provider:
 
 
 def _api_key(llm: LlmTable) -> str | None:
-    if not llm.api_key_env:
-        return None
-    if not os.environ.get(llm.api_key_env):
+    return from_environment("llm.api_key_env", llm.api_key_env) if llm.api_key_env else None
+
+
+def from_environment(key: str, name: str) -> str:
+    """The secret that the environment variable `name` holds. Raises UsageError when there is none."""
+    if not os.environ.get(name):
         raise UsageError(
-            f"llm.api_key_env = {llm.api_key_env!r}, but there is no such environment variable, or it is "
-            f"empty: export {llm.api_key_env}=... first."
+            f"{key} = {name!r}, but there is no such environment variable, or it is empty: export {name}=... "
+            "first."
         )
-    return os.environ[llm.api_key_env]
+    return os.environ[name]
 
 
 def _script(name: str, config: Config) -> Any:

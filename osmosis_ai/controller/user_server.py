@@ -15,7 +15,10 @@ from typing import Any
 
 import aiohttp
 
+from osmosis_ai.controller.rollout_server import Order, cancel_workflow, post, workflow_request
 from osmosis_ai.errors import EntrypointError, InfrastructureError
+from osmosis_ai.gateway.identity import DEFAULT_SAMPLE
+from osmosis_ai.types import ToolSchema
 
 START_TIMEOUT_SECONDS = 120.0  # importing an agent framework on a busy machine takes seconds
 STOP_TIMEOUT_SECONDS = 5.0
@@ -39,6 +42,7 @@ class UserCode:
     workflow: str = ""
     grader: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
+    graded_sample: str | None = None  # grade only: conversations held elsewhere, as this sample
 
     def as_request(self, api_key: str) -> dict[str, Any]:
         return {
@@ -47,6 +51,7 @@ class UserCode:
             "grader": self.grader or None,
             "workflow_overrides": self.overrides,
             "require_grader": True,
+            "graded_sample": self.graded_sample,
             "host": "127.0.0.1",
             "api_key": api_key,
         }
@@ -54,6 +59,9 @@ class UserCode:
 
 class UserServer:
     """A child process that serves `POST /rollout` on a free loopback port."""
+
+    sample_id = DEFAULT_SAMPLE
+    one_result = False
 
     def __init__(self, code: UserCode, log_path: Path) -> None:
         self._code = code
@@ -78,6 +86,14 @@ class UserServer:
                 )
             self._starts += 1
             await self._start()
+
+    async def launch(self, session: aiohttp.ClientSession, order: Order) -> list[ToolSchema]:
+        body, patience = workflow_request(order), order.agent_timeout_seconds
+        await post(session, f"{self.url}/rollout", body, self.api_key, patience_seconds=patience)
+        return []
+
+    async def cancel(self, session: aiohttp.ClientSession, rollout_id: str) -> None:
+        await cancel_workflow(session, self.url, self.api_key, rollout_id)
 
     async def died(self) -> int:
         """Wait until the current process ends; returns its exit status."""

@@ -72,6 +72,17 @@ def load_entrypoint(
     )
 
 
+def load_grader(entrypoint: str, grader: str | None = None) -> tuple[type[Grader[Any]], GraderConfig | None]:
+    """The one Grader of `entrypoint`, or its one function with @osmosis_reward as one; and its config."""
+    scan = _Scan(entrypoint, _import(entrypoint))
+    found = scan.a_class(Grader, grader, "grader") or scan.loop_grader()
+    if found is AgentLoopGrader:
+        raise EntrypointError(
+            f"no Grader and no function with @osmosis_reward found in {entrypoint!r}: define one of them"
+        )
+    return found, scan.only(GraderConfig, "grader config")
+
+
 def merge_overrides(config: AgentWorkflowConfig, overrides: Mapping[str, Any]) -> AgentWorkflowConfig:
     """A copy of `config` with the values of `overrides`, validated. All that is wrong is reported at once."""
     merged = config.model_copy()

@@ -29,7 +29,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from osmosis_ai.errors import EntrypointError, OsmosisError, UsageError
 from osmosis_ai.rollout.backends.local import LocalBackend
-from osmosis_ai.rollout.discovery import load_entrypoint
+from osmosis_ai.rollout.discovery import load_entrypoint, load_grader
+from osmosis_ai.rollout.finished import FinishedConfig, FinishedWorkflow
 from osmosis_ai.rollout.server.app import create_rollout_server
 
 DRAIN_SECONDS = 1.0  # the parent has closed stdin: it waits for nothing any more
@@ -45,6 +46,7 @@ class Start(BaseModel):
     grader: str | None = None
     workflow_overrides: dict[str, Any] = Field(default_factory=dict)
     require_grader: bool = False
+    graded_sample: str | None = None  # grade only: conversations held elsewhere, as this sample
     host: str = "127.0.0.1"
     api_key: str | None = None
 
@@ -69,6 +71,14 @@ def main() -> None:
 
 
 def _backend(start: Start) -> LocalBackend:
+    if start.graded_sample is not None:
+        grader, grader_config = load_grader(start.entrypoint, start.grader)
+        return LocalBackend(
+            workflow=FinishedWorkflow,
+            workflow_config=FinishedConfig(sample_id=start.graded_sample),
+            grader=grader,
+            grader_config=grader_config,
+        )
     found = load_entrypoint(
         start.entrypoint,
         workflow=start.workflow,

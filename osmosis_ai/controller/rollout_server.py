@@ -1,0 +1,145 @@
+"""The dispatcher's seam: something that runs rollouts of the user's code when it is asked to.
+
+Implementations: `user_server.UserServer` (a child process), `remote.RemoteWorkflows` and
+`remote.RemoteAgentLoop` (servers that somebody else started).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+
+from osmosis_ai.errors import InfrastructureError, OsmosisError
+from osmosis_ai.types import Row, ToolSchema
+
+Body = dict[str, Any]  # JSON
+
+REQUEST_SECONDS = 30.0  # for the answer to one request
+LONGEST_PAUSE_SECONDS = 30.0  # between two requests of a server that is full, whatever it asks for
+
+
+class WorkflowRefusedError(OsmosisError):
+    """The user's code failed before the rollout began: the failure is the rollout's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One rollout, as a server is asked for it."""
+
+    rollout_id: str
+    row: Row
+    gateway_url: str  # without /v1
+    llm_key: str
+    callback_key: str  # the same as llm_key where the protocol has one key only
+    agent_timeout_seconds: float
+    grader_timeout_seconds: float
+
+
+class RolloutServer(Protocol):
+    """A server of the user's code."""
+
+    max_concurrent: int | None  # its own limit; None: unlimited
+    sample_id: str  # of LLM calls that name no sample
+    one_result: (
+        bool  # True: one message ends the rollout, reward included, sent with the key of its LLM calls
+    )
+
+    async def ensure_running(self) -> None:
+        """Return when it can be asked. Raises EntrypointError, UsageError, InfrastructureError."""
+        ...
+
+    async def launch(self, session: aiohttp.ClientSession, order: Order) -> list[ToolSchema]:
+        """Ask for a rollout; the tools of its calls that bring none.
+
+        Raises InfrastructureError and what aiohttp raises, WorkflowRefusedError for the user's code.
+        """
+        ...
+
+    async def cancel(self, session: aiohttp.ClientSession, rollout_id: str) -> None:
+        """Nobody waits for the rollout any more. Raises nothing."""
+        ...
+
+    async def died(self) -> int:
+        """Wait until the server is gone; the exit status of its process, 0 where that is not known."""
+        ...
+
+    def death(self, status: int) -> InfrastructureError:
+        """What rollouts that ran in it have come to."""
+        ...
+
+    def worked(self) -> None:
+        """A rollout came to a result."""
+        ...
+
+    def log_tail(self) -> str:
+        """What the user's code printed last, for error messages."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+# --- the wire of an AgentWorkflow's server: POST /rollout
+
+
+def workflow_request(order: Order) -> Body:
+    base = f"{order.gateway_url}/v1"
+    return {
+        "rollout_id": order.rollout_id,
+        "initial_messages": order.row.prompt,
+        "label": order.row.label,
+        "metadata": order.row.metadata,
+        "chat_completions_url": base,
+        "llm_api_key": order.llm_key,
+        "controller_api_key": order.callback_key,
+        "completion_callback_url": f"{base}/rollouts/{order.rollout_id}/completed",
+        "grader_callback_url": f"{base}/rollouts/{order.rollout_id}/graded",
+        "agent_timeout_sec": order.agent_timeout_seconds,
+        "grader_timeout_sec": order.grader_timeout_seconds,
+    }
+
+
+async def cancel_workflow(session: aiohttp.ClientSession, url: str, key: str, rollout_id: str) -> None:
+    timeout = aiohttp.ClientTimeout(total=2.0)
+    body = {"ids": [rollout_id]}
+    try:
+        async with session.post(f"{url}/rollout/cancel", json=body, headers=bearer(key), timeout=timeout):
+            pass
+    except (aiohttp.ClientError, TimeoutError):
+        pass  # the server is being stopped anyway; the rollout has its result
+
+
+# --- requests
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def post(
+    session: aiohttp.ClientSession, url: str, body: Body, key: str, *, patience_seconds: float
+) -> Body:
+    """The JSON of a 2xx. A server that is full (429, 503) is asked again, as it wishes, for so long."""
+    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+    until = time.monotonic() + patience_seconds
+    while True:
+        async with session.post(url, json=body, headers=bearer(key), timeout=timeout) as response:
+            if response.status < 300:
+                return dict(await response.json() or {})
+            text = (await response.text())[:500]
+            pause = _pause(response.headers.get("Retry-After"))
+            if response.status == 500 and url.endswith("/init"):
+                raise WorkflowRefusedError(f"{url} answered 500: {text}")
+            if response.status not in (429, 503) or time.monotonic() + pause > until:
+                raise InfrastructureError(f"{url} answered {response.status}: {text}")
+        await asyncio.sleep(pause)
+
+
+def _pause(retry_after: str | None) -> float:
+    try:
+        return min(LONGEST_PAUSE_SECONDS, max(0.1, float(retry_after or "1")))
+    except ValueError:  # a date
+        return LONGEST_PAUSE_SECONDS
