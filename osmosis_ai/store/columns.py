@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ from osmosis_ai.types import Message, Rollout, Sample, Status, Turn
 class PackedTurn:
     """A turn's variable parts, encoded before the write: a later change of its lists changes nothing."""
 
-    messages: list[str]
-    tools: str
-    response: str
+    known: list[int]  # rows of the leading messages, which are the parent's own
+    messages: list[Content]  # the other messages
+    tools: Content
+    response: Content
     sampling: str
     prompt_ids: bytes
     completion_ids: bytes
@@ -29,23 +31,62 @@ class PackedTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """A message or a list of tools: stored once, found by the hash of its JSON."""
+
+    json: str
+    hash: bytes
+
+    @classmethod
+    def of(cls, value: object) -> Content:
+        text = to_json(value)
+        return cls(text, hashlib.sha256(text.encode()).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """What is remembered of a turn while its rollout runs, so that a child costs only what it adds.
+
+    The child's messages that are the very objects of this turn are not read again: whoever appends a turn
+    does not change its messages afterwards.
+    """
+
+    sample_id: str
+    messages: list[Message]  # with the response at the end
+    message_ids: list[int]  # their rows
+    total_tokens: int
+    tokens_digest: bytes
+
+    def rows_of(self, messages: list[Message]) -> list[int]:
+        """Rows of the leading messages that are this turn's own."""
+        count = 0
+        for mine, message in zip(self.messages, messages, strict=False):
+            if mine is not message:
+                break
+            count += 1
+        return self.message_ids[:count]
+
+
+@dataclass(frozen=True, slots=True)
 class PackedSample:
     sample: Sample
-    messages: list[str]
+    messages: list[Content]
     metrics: str
 
 
-def pack_turn(turn: Turn) -> PackedTurn:
+def pack_turn(turn: Turn, parent: RecordedTurn | None) -> PackedTurn:
     name = f"turn {turn.ordinal} of rollout {turn.rollout_id!r}"
     if len(turn.logprobs) != len(turn.completion_ids):
         raise StoreError(
             f"{name} has {len(turn.completion_ids)} completion tokens but {len(turn.logprobs)} logprobs"
         )
+    known = parent.rows_of(turn.messages) if parent is not None else []
     try:
         return PackedTurn(
-            messages=[to_json(message) for message in turn.messages],
-            tools=to_json(turn.tools),
-            response=to_json(turn.response),
+            known=known,
+            messages=[Content.of(message) for message in turn.messages[len(known) :]],
+            tools=Content.of(turn.tools),
+            response=Content.of(turn.response),
             sampling=to_json(turn.sampling),
             prompt_ids=pack_ids(turn.prompt_ids),
             completion_ids=pack_ids(turn.completion_ids),
@@ -61,7 +102,7 @@ def pack_sample(rollout_id: str, sample: Sample) -> PackedSample:
             f"sample {sample.sample_id!r} of rollout {rollout_id!r} has reward {sample.reward}; "
             "a reward is a finite number, and no reward is None"
         )
-    return PackedSample(sample, [to_json(message) for message in sample.messages], to_json(sample.metrics))
+    return PackedSample(sample, [Content.of(message) for message in sample.messages], to_json(sample.metrics))
 
 
 RUN_COLUMNS = "run_id, kind, state, created_at, identity, config, error"
@@ -74,7 +115,12 @@ _TURN = (
     "new_prompt_ids, completion_ids, logprobs, total_tokens, tokens_digest, policy_version, prompt_tokens, "
     "completion_tokens, sampling, model, malformed_tool_calls, latency_ms"
 )
-INSERT_TURN = f"INSERT INTO turn ({_TURN}) VALUES ({', '.join('?' * 21)})"
+# Adds nothing unless the rollout runs and the turn is its next.
+INSERT_NEXT_TURN = (
+    f"INSERT INTO turn ({_TURN}) SELECT {', '.join(f'?{i}' for i in range(1, 22))} "
+    "WHERE (SELECT status FROM rollout WHERE rollout_id = ?1) = 'running' "
+    "AND (SELECT coalesce(max(ordinal) + 1, 0) FROM turn WHERE rollout_id = ?1) = ?2"
+)
 _AMONG = "IN (SELECT value FROM json_each(?))"
 
 Record = tuple[Any, ...]

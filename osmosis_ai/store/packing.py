@@ -9,7 +9,14 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from osmosis_ai.errors import StoreError
+
+# What is no JSON type is left to `json`, which refuses it.
+_AS_JSON = (
+    orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
 
 
 def _little_endian(values: array[Any]) -> bytes:
@@ -59,7 +66,12 @@ def _unpack(code: str, data: bytes) -> list[Any]:
 
 def digest(packed_ids: bytes) -> bytes:
     """16 bytes that name a token sequence; two sequences with one digest are the same tokens."""
-    return hashlib.blake2b(packed_ids, digest_size=16).digest()
+    return begin_digest(packed_ids).digest()
+
+
+def begin_digest(packed_ids: bytes | memoryview) -> hashlib.blake2b:
+    """The same, to be continued: `begin_digest(a)` after `update(b)` has the digest of a + b."""
+    return hashlib.blake2b(packed_ids, digest_size=16)
 
 
 def to_json(value: object) -> str:
@@ -67,6 +79,16 @@ def to_json(value: object) -> str:
 
     The order of keys is kept because chat templates print tool schemas in it.
     """
+    try:
+        data = orjson.dumps(value, option=_AS_JSON)
+        if b"null" not in data:  # with it, it may be a NaN, which only the slow way keeps
+            return data.decode()
+    except TypeError:
+        pass  # a big integer, half a surrogate pair, or no JSON at all
+    return _to_json_slowly(value)
+
+
+def _to_json_slowly(value: object) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         if text.isascii():

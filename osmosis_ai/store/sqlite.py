@@ -12,7 +12,6 @@ prompt starts with the parent's tokens, and `rollouts` that what it restored is 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -25,17 +24,19 @@ import apsw
 from osmosis_ai.errors import StoreError
 from osmosis_ai.store.base import RolloutFilter, RunRecord, RunState, RunSummary, StepRecord
 from osmosis_ai.store.columns import (
-    INSERT_TURN,
+    INSERT_NEXT_TURN,
     RUN_COLUMNS,
+    Content,
     PackedSample,
     PackedTurn,
+    RecordedTurn,
     pack_sample,
     pack_turn,
     read_rollouts,
     read_run,
     read_summaries,
 )
-from osmosis_ai.store.packing import digest, printable, to_json
+from osmosis_ai.store.packing import begin_digest, printable, to_json
 from osmosis_ai.store.schema import open_readonly, open_writable
 from osmosis_ai.store.writer import Writer, store_error
 from osmosis_ai.types import Rollout, Sample, Status, Turn
@@ -43,6 +44,7 @@ from osmosis_ai.types import Rollout, Sample, Status, Turn
 T = TypeVar("T")
 
 MAX_KNOWN_CONTENTS = 50_000  # hashes of stored messages that the writer remembers
+MAX_RECORDED = 8  # turns of a running rollout that are remembered
 INTERRUPTED = "the run was stopped while it ran"
 
 
@@ -54,6 +56,8 @@ class SqliteStore:
         self._known: dict[
             tuple[str, bytes], int
         ] = {}  # (table, hash) -> id; only the writer's thread uses it
+        # The latest turns of the rollouts that run, by rollout id and ordinal.
+        self._recorded: dict[str, dict[int, RecordedTurn]] = {}
         self._db = open_writable(self.path)
         self._writer = Writer(self._db, self.path, self._known.clear)
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="osmosis-store-read")
@@ -141,8 +145,15 @@ class SqliteStore:
         await self._writer.write(work)
 
     async def append_turn(self, turn: Turn) -> None:
-        packed = pack_turn(turn)
-        await self._writer.write(lambda db: self._insert_turn(db, turn, packed))
+        parent = None
+        if turn.parent is not None:
+            parent = self._recorded.get(turn.rollout_id, {}).get(turn.parent)
+        packed = pack_turn(turn, parent)
+        recorded = await self._writer.write(lambda db: self._insert_turn(db, turn, packed, parent))
+        # Only what is on disk is remembered, and of each rollout the latest, which most turns continue.
+        latest = self._recorded.setdefault(turn.rollout_id, {})
+        latest[turn.ordinal] = recorded
+        latest.pop(turn.ordinal - MAX_RECORDED, None)
 
     async def end_rollout(
         self, rollout_id: str, status: Status, reason: str, samples: Sequence[Sample], duration_seconds: float
@@ -150,6 +161,7 @@ class SqliteStore:
         if not status.is_terminal:
             raise StoreError(f"rollout {rollout_id!r} cannot end with status {status.value!r}")
         packed = [pack_sample(rollout_id, sample) for sample in samples]
+        self._recorded.pop(rollout_id, None)
 
         def work(db: apsw.Connection) -> bool:
             db.execute(
@@ -233,25 +245,29 @@ class SqliteStore:
 
     # --- inside a write -----------------------------------------------------------------------------
 
-    def _insert_turn(self, db: apsw.Connection, turn: Turn, packed: PackedTurn) -> None:
+    def _insert_turn(
+        self, db: apsw.Connection, turn: Turn, packed: PackedTurn, parent: RecordedTurn | None
+    ) -> RecordedTurn:
         name = f"turn {turn.ordinal} of rollout {turn.rollout_id!r}"
-        _check_is_next(db, turn, name)
-        shared = _prove_parent(db, turn, packed.prompt_ids, name)
+        shared, tokens_digest = _prove_parent(db, turn, packed, parent, name)
+        message_ids = packed.known + [self._content_id(db, "message", content) for content in packed.messages]
+        response_id = self._content_id(db, "message", packed.response)
+        total_tokens = len(turn.prompt_ids) + len(turn.completion_ids)
         values = (
             turn.rollout_id,
             turn.ordinal,
             turn.sample_id,
             turn.parent,
             turn.branch_reason,
-            self._message_ids(db, packed.messages),
+            json.dumps(message_ids, separators=(",", ":")),
             self._content_id(db, "tools", packed.tools),
-            self._content_id(db, "message", packed.response),
+            response_id,
             turn.finish_reason,
             packed.prompt_ids[4 * shared :],
             packed.completion_ids,
             packed.logprobs,
-            len(turn.prompt_ids) + len(turn.completion_ids),
-            digest(packed.prompt_ids + packed.completion_ids),
+            total_tokens,
+            tokens_digest,
             turn.policy_version,
             turn.prompt_tokens,
             turn.completion_tokens,
@@ -260,7 +276,13 @@ class SqliteStore:
             turn.malformed_tool_calls,
             turn.latency_ms,
         )
-        db.execute(INSERT_TURN, values)
+        db.execute(INSERT_NEXT_TURN, values)
+        if db.changes() == 0:
+            raise _not_next(db, turn, name)
+        messages = [*turn.messages, turn.response]
+        return RecordedTurn(
+            turn.sample_id, messages, [*message_ids, response_id], total_tokens, tokens_digest
+        )
 
     def _insert_sample(
         self, db: apsw.Connection, rollout_id: str, position: int, packed: PackedSample
@@ -279,21 +301,23 @@ class SqliteStore:
             ),
         )
 
-    def _message_ids(self, db: apsw.Connection, messages: list[str]) -> str:
-        return json.dumps([self._content_id(db, "message", text) for text in messages])
+    def _message_ids(self, db: apsw.Connection, messages: list[Content]) -> str:
+        return json.dumps([self._content_id(db, "message", content) for content in messages])
 
-    def _content_id(self, db: apsw.Connection, table: str, text: str) -> int:
+    def _content_id(self, db: apsw.Connection, table: str, content: Content) -> int:
         """The id of the row that holds this JSON; made when there is none."""
-        key = (table, hashlib.sha256(text.encode()).digest())
+        key = (table, content.hash)
         known = self._known.get(key)
         if known is not None:
             return known
         if len(self._known) >= MAX_KNOWN_CONTENTS:
             self._known.clear()
-        content_id: int | None = db.execute(f"SELECT id FROM {table} WHERE hash = ?", key[1:]).get
-        if content_id is None:
-            db.execute(f"INSERT INTO {table} (hash, json) VALUES (?, ?)", (key[1], text))
+        # Most are new: insert first, and look only when another process or an earlier run had it.
+        db.execute(f"INSERT OR IGNORE INTO {table} (hash, json) VALUES (?, ?)", (content.hash, content.json))
+        if db.changes():
             content_id = db.last_insert_rowid()
+        else:
+            content_id = db.execute(f"SELECT id FROM {table} WHERE hash = ?", (content.hash,)).get
         self._known[key] = content_id
         return content_id
 
@@ -303,38 +327,52 @@ def _status(db: apsw.Connection, rollout_id: str) -> str | None:
     return status
 
 
-def _check_is_next(db: apsw.Connection, turn: Turn, name: str) -> None:
-    """The rollout runs, and the turn's ordinal is the one after its last."""
+def _not_next(db: apsw.Connection, turn: Turn, name: str) -> StoreError:
+    """Why the turn was not taken: the rollout does not run, or another ordinal is next."""
     status = _status(db, turn.rollout_id)
     if status is None:
-        raise StoreError(f"{name} cannot be appended: the rollout was never started")
+        return StoreError(f"{name} cannot be appended: the rollout was never started")
     if status != Status.RUNNING.value:
-        raise StoreError(f"{name} cannot be appended: the rollout has ended ({status})")
+        return StoreError(f"{name} cannot be appended: the rollout has ended ({status})")
     expected = db.execute(
         "SELECT coalesce(max(ordinal) + 1, 0) FROM turn WHERE rollout_id = ?", (turn.rollout_id,)
     ).get
-    if turn.ordinal != expected:
-        raise StoreError(f"{name} cannot be appended: the next turn of this rollout is {expected}")
+    return StoreError(f"{name} cannot be appended: the next turn of this rollout is {expected}")
 
 
-def _prove_parent(db: apsw.Connection, turn: Turn, prompt_ids: bytes, name: str) -> int:
-    """How many leading prompt tokens are the parent's prompt and completion; 0 without a parent."""
-    if turn.parent is None:
-        return 0
-    row = db.execute(
-        "SELECT total_tokens, tokens_digest, sample_id FROM turn WHERE rollout_id = ? AND ordinal = ?",
-        (turn.rollout_id, turn.parent),
-    ).fetchone()
-    if row is None:
-        raise StoreError(f"{name} names turn {turn.parent} as its parent, which does not exist")
-    total, tokens_digest, sample_id = row
-    if sample_id != turn.sample_id:
-        raise StoreError(
-            f"{name} belongs to sample {turn.sample_id!r} but its parent {turn.parent} to {sample_id!r}"
-        )
-    if len(turn.prompt_ids) < total or digest(prompt_ids[: 4 * total]) != tokens_digest:
+def _prove_parent(
+    db: apsw.Connection, turn: Turn, packed: PackedTurn, parent: RecordedTurn | None, name: str
+) -> tuple[int, bytes]:
+    """How many leading prompt tokens are the parent's (0 without one), and the digest of all tokens."""
+    total = 0
+    prompt_ids = memoryview(packed.prompt_ids)
+    if turn.parent is not None:
+        sample_id, total, parent_digest = _parent_of(db, turn, parent, name)
+        if sample_id != turn.sample_id:
+            raise StoreError(
+                f"{name} belongs to sample {turn.sample_id!r} but its parent {turn.parent} to {sample_id!r}"
+            )
+    hashed = begin_digest(prompt_ids[: 4 * total])
+    if turn.parent is not None and (len(turn.prompt_ids) < total or hashed.digest() != parent_digest):
         raise StoreError(
             f"{name} does not continue its parent: its {len(turn.prompt_ids)} prompt tokens do not start "
             f"with the {total} tokens of turn {turn.parent}. Record it without a parent, as a new branch."
         )
-    return int(total)
+    hashed.update(prompt_ids[4 * total :])
+    hashed.update(packed.completion_ids)
+    return total, hashed.digest()
+
+
+def _parent_of(
+    db: apsw.Connection, turn: Turn, parent: RecordedTurn | None, name: str
+) -> tuple[str, int, bytes]:
+    """Sample, number of tokens and their digest, of the turn's parent."""
+    if parent is not None:
+        return parent.sample_id, parent.total_tokens, parent.tokens_digest
+    row: tuple[str, int, bytes] | None = db.execute(
+        "SELECT sample_id, total_tokens, tokens_digest FROM turn WHERE rollout_id = ? AND ordinal = ?",
+        (turn.rollout_id, turn.parent),
+    ).fetchone()
+    if row is None:
+        raise StoreError(f"{name} names turn {turn.parent} as its parent, which does not exist")
+    return row

@@ -4,7 +4,8 @@
     await write(b) ├─> BEGIN  a  b  c  COMMIT (one fsync) ─> all three return
     await write(c) ┘
 
-A write that fails is rolled back alone, to its savepoint. A commit that fails (disk full, I/O error) fails
+A write that fails is rolled back alone: then the batch is done again, each write in a savepoint of its own
+(which costs two statements, so not the first time). A commit that fails (disk full, I/O error) fails
 all that waited for it; the thread goes on, so the next write works as soon as the disk does.
 """
 
@@ -112,8 +113,10 @@ class Writer:
     def _commit(self, batch: list[_Write]) -> None:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
-            for write in batch:
-                self._apply(write)
+            if not self._apply_together(batch):
+                self._connection.execute("BEGIN IMMEDIATE")
+                for write in batch:
+                    self._apply(write)
             self._connection.execute("COMMIT")
         except apsw.Error as error:
             if self._connection.in_transaction:
@@ -122,6 +125,18 @@ class Writer:
             self._on_rollback()
             for write in batch:
                 write.error = write.error or store_error(self._path, error)
+
+    def _apply_together(self, batch: list[_Write]) -> bool:
+        """False when one of them failed; then nothing was done."""
+        try:
+            for write in batch:
+                write.result = write.work(self._connection)
+        except Exception:  # whose fault it is shows when they are done one by one
+            if self._connection.in_transaction:  # a full disk ends it
+                self._connection.execute("ROLLBACK")
+            self._on_rollback()
+            return False
+        return True
 
     def _apply(self, write: _Write) -> None:
         self._connection.execute("SAVEPOINT one_write")
