@@ -63,6 +63,10 @@ class Renderer(Protocol):
         """
         ...
 
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        """`encode(render(messages, tools, reply=True))`, perhaps remembered. Raises TemplateRefusedError."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Tokens of a text that begins a prompt."""
         ...
@@ -169,7 +173,7 @@ class ConversationTree:
     def _from_scratch(self, messages: list[Message], tools: list[ToolSchema]) -> list[int]:
         if self._renderer is None:
             return []
-        return self._renderer.encode(self._renderer.render(messages, tools, reply=True))
+        return self._renderer.prompt(messages, tools)
 
     def _extend(self, parent: Turn, continued: list[Message], tools: list[ToolSchema]) -> list[int] | None:
         """The parent's tokens and those of everything behind its answer; None without a proof."""
