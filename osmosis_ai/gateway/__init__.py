@@ -1,11 +1,17 @@
-"""The OpenAI-compatible endpoint that routes LLM calls and records each as a turn.
+"""The endpoint that routes LLM calls and records each as a turn: OpenAI's wires and Anthropic's.
 
-app.py        Gateway: server, routes, one call from bytes to bytes
-identity.py   whose call is it: key, headers and path lead to one rollout
-dialects/     one wire API per file <-> call.py, the one typed call inside
-messages.py   messages in canonical form, and when two of them are the same
-tree.py       READ THIS: which tokens a call's prompt consists of, with a proof
-render.py     messages -> text -> tokens -> text, by the policy's own template
-targets.py    who answers: the policy (an engine) or a provider
-capture.py    one rollout while it runs: its trees, its turns, its counts
+app.py          Gateway: server, routes, from a request to its attempt
+exchange.py     one call on its way: answer, record, respond
+identity.py     whose call is it: key, headers and path lead to one rollout
+retries.py      READ THIS: when is an equal call a retry, and when a call of its own
+dialects/       one wire API per file <-> call.py, the one typed call inside
+messages.py     messages in canonical form, and when two of them are the same
+tree.py         READ THIS: which tokens a call's prompt consists of, with a proof
+text_prompts.py the same for raw text prompts
+render.py       messages -> text -> tokens -> text, by the policy's own template
+stops.py        where a stop text cuts an answer, in text and in tokens
+targets.py      who answers: the policy (an engine) or a provider
+texts.py        text on its way to a client that streams
+capture.py      one rollout while it runs: its trees, its turns, its counts
+wire.py         raw ASGI: bodies in, responses out
 """

@@ -41,14 +41,19 @@ class Exchange:
 
     async def respond(self, receive: Receive, send: Send) -> None:
         if self.attempt.answered:  # by an earlier request: nothing is sampled
-            await self._replay(send)
+            await self._replay(receive, send)
         elif self.call.stream:
             await self._stream(receive, send)
         else:
             await self._plain(receive, send)
 
-    async def _replay(self, send: Send) -> None:
+    async def _replay(self, receive: Receive, send: Send) -> None:
         attempt, body = self.attempt, StreamedBody(send)
+        gone = asyncio.ensure_future(receive())
+        await asyncio.sleep(0)
+        if gone.done():  # this client has gone away too: the answer is for the next
+            return
+        gone.cancel()
         if self.call.stream:
             events = self.dialect.events(attempt.call_id, self.call)
             await body.end(events.start() + events.finish(attempt.replies))
