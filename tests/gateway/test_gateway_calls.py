@@ -1,6 +1,7 @@
 """Calls through a real server: what agents get, and what is recorded of it."""
 
 import asyncio
+import time
 
 import pytest
 from gateway_parts import ADD, CALL_2_3, chunks, streamed_text, user
@@ -73,6 +74,31 @@ async def test_a_stream_says_the_same_as_a_plain_answer(open_gateway):
     assert parts[-2]["choices"][0]["finish_reason"] == "stop"
     _, plain = await g.chat(user("Zähle!"))
     assert parts[-1]["usage"] == plain["usage"]
+
+
+async def test_the_first_text_of_a_stream_is_there_at_once(open_gateway):
+    g = await open_gateway("one two three")
+    came = []
+    sample = g.engine.sample
+
+    async def timed(prompt_ids, sampling, on_token):
+        def on_timed(token_id):
+            came.append(time.perf_counter())
+            on_token(token_id)
+
+        return await sample(prompt_ids, sampling, on_timed)
+
+    g.engine.sample = timed
+    delays = []
+    for number in range(15):
+        came.clear()
+        body = {"model": "osmosis-rollout", "messages": [user(f"count to {number}")], "stream": True}
+        url = g.gateway.base_url + "/v1/chat/completions"
+        async with g.session.post(url, json=body, headers=g.headers()) as response:
+            await response.content.readany()
+            delays.append(time.perf_counter() - came[0])
+            await response.read()
+    assert sorted(delays)[3] < 0.02, delays  # a busy machine may disturb most of them, not all
 
 
 async def test_a_stream_holds_tool_calls_back_and_sends_them_whole(open_gateway):
