@@ -46,11 +46,21 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(self._helps.items()))
 
 
+def imported(place: str) -> click.Command:
+    """The command at "module:attribute"."""
+    module, _, attribute = place.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    return command
+
+
 class Root(LazyGroup):
-    """`osmosis`: the groups of the table."""
+    """`osmosis`: the groups of the table, and its commands without a group."""
 
     def make(self, name: str) -> click.Command:
         about, commands = COMMANDS[name]
+        if isinstance(commands, str):
+            return imported(commands)
         helps = {command: text for command, (_, text) in commands.items()}
         return CommandGroup(name, help=about, helps=helps, no_args_is_help=True)
 
@@ -60,10 +70,9 @@ class CommandGroup(LazyGroup):
 
     def make(self, name: str) -> click.Command:
         assert self.name is not None
-        module, _, attribute = COMMANDS[self.name][1][name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
+        commands = COMMANDS[self.name][1]
+        assert not isinstance(commands, str)
+        return imported(commands[name][0])
 
 
 root = Root(

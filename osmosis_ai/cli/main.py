@@ -12,8 +12,11 @@ EXIT_CODES = """\
 Exit codes: 0 done, 1 failed, 2 usage, 3 below a threshold,
 4 infrastructure, 5 partial, 130 interrupted."""
 
-# group -> (help, command -> (module:attribute, help)); the order is that of the help
-COMMANDS = {
+# group -> (help, command -> (module:attribute, help)), or a command without a group -> (help,
+# module:attribute); the order is that of the help
+COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
+    "validate": ("Check an agent loop or workflow.", "osmosis_ai.cli.validate:validate"),
+    "serve": ("Serve an agent loop or workflow over HTTP.", "osmosis_ai.cli.serve:serve"),
     "policy": (
         "Make a policy.",
         {"new": ("osmosis_ai.cli.policy:new", "Make a small policy with random weights.")},
@@ -36,6 +39,7 @@ COMMANDS = {
             "show": ("osmosis_ai.cli.runs:show", "One run: its steps, its rollouts, a rollout in full."),
         },
     ),
+    "report": ("A run as one HTML file.", "osmosis_ai.cli.report:report"),
 }
 
 HELP = """\

@@ -75,6 +75,8 @@ def dataset_rows(record: RunRecord, dataset: Path | None = None) -> dict[int, Ro
     run's configuration, which is relative to the working directory here. Raises UsageError, which says why.
     """
     named = str(record.config.get("dataset", {}).get("path", ""))
+    if dataset is None and not named:
+        raise UsageError(f"run {record.run_id!r}: its config names no dataset. Name the file with --dataset.")
     path = (dataset or Path(named)).expanduser()
     if not path.is_file():
         raise UsageError(

@@ -1,0 +1,65 @@
+"""`osmosis report`: a run as one HTML file."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from osmosis_ai.cli.display import Display
+from osmosis_ai.cli.options import WORKSPACE, existing_store, workspace_at
+from osmosis_ai.errors import UsageError
+from osmosis_ai.eval.report.content import Content, read_content
+from osmosis_ai.eval.report.page import page
+
+
+@click.command(epilog="Example: osmosis report before > before.html")
+@click.argument("run_id")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Write here instead of standard output."
+)
+@click.option(
+    "--dataset",
+    type=click.Path(path_type=Path),
+    help="Where the run's dataset (labels, groups) is, when the config's path does not lead there.",
+)
+@WORKSPACE
+def report(run_id: str, output: Path | None, dataset: Path | None, workspace: Path) -> None:
+    """A run as one HTML file: figures, charts, and every conversation with search and filters.
+
+    The file needs no network and can reach none. What looks like a key, a token or a password is redacted,
+    and so are the values of environment variables whose names say that they are secret.
+    """
+    if output is None and sys.stdout.isatty():
+        raise UsageError(f"a report is a file: osmosis report {run_id} > report.html, or -o report.html")
+    content = asyncio.run(_read(workspace, run_id, dataset))
+    html = page(content)
+    if output is None:
+        sys.stdout.buffer.write(html)
+    else:
+        _write(output, html)
+    display = Display(as_json=False)
+    for note in content.notes:
+        display.note(f"note: {note}")
+    display.note(
+        f"report of {run_id}: {len(content.index['rollouts'])} rollouts, {len(html) / 1e6:.1f} MB, "
+        f"{content.redactions} secrets redacted"
+    )
+
+
+async def _read(workspace: Path, run_id: str, dataset: Path | None) -> Content:
+    store = existing_store(workspace_at(workspace))
+    try:
+        return await read_content(store, run_id, os.environ, dataset)
+    finally:
+        await store.close()
+
+
+def _write(path: Path, html: bytes) -> None:
+    try:
+        path.write_bytes(html)
+    except OSError as error:
+        raise UsageError(f"-o {path}: cannot be written: {error}") from error
