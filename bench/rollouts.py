@@ -25,9 +25,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,9 @@ async def osmosis(url: str, entrypoint: Path, limit: int = AT_ONCE) -> AsyncIter
                 places = [Place(opened.run_id, 0, row, f"r{n}", 0) for n in range(done, done + count)]
                 done += count
                 results = await parts.dispatcher.run_all(places)
+                tried = [r for a in results.values() for r in a.replaced]
+                if tried:
+                    print(len(tried), "attempts failed, such as:", tried[0].reason, file=sys.stderr)
                 bad = [a.rollout for a in results.values() if a.rollout.status is not Status.GRADED]
                 assert not bad, bad[0].reason
                 assert {a.rollout.reward for a in results.values()} == {1.0}
@@ -201,13 +205,14 @@ async def osmosis(url: str, entrypoint: Path, limit: int = AT_ONCE) -> AsyncIter
 
 
 CALCULATOR = ROOT / "examples" / "calculator"
+LEAN = ROOT / "bench" / "agents" / "lean_agent.py"
 SUBJECTS: dict[str, Callable[[str], Any]] = {
     "floor": floor,
     "bare Strands": bare_strands,
     "bare OpenAI Agents": bare_openai_agents,
     "osmosis Strands": lambda url: osmosis(url, CALCULATOR / "strands_agent.py"),
     "osmosis OpenAI Agents": lambda url: osmosis(url, CALCULATOR / "openai_agents_agent.py"),
-    "osmosis lean": lambda url: osmosis(url, ROOT / "bench" / "agents" / "lean_agent.py"),
+    "osmosis lean": lambda url: osmosis(url, LEAN),
 }
 TARGETS = {  # subject -> (what it is compared with, the highest accepted ratio of CPU time)
     "osmosis Strands": ("bare Strands", 1.3),
@@ -216,9 +221,10 @@ TARGETS = {  # subject -> (what it is compared with, the highest accepted ratio 
 }
 
 
-async def subject(name: str, url: str) -> None:
+async def subject(name: str, url: str, in_flight: int) -> None:
     """Run so many rollouts as each line of the standard input says, and say what they cost."""
-    async with SUBJECTS[name](url) as run:
+    made = SUBJECTS[name](url) if in_flight == AT_ONCE else osmosis(url, LEAN, in_flight)
+    async with made as run:
         await run(AT_ONCE * 2)  # connections, imports, lanes
         gc.collect()
         gc.freeze()
@@ -230,12 +236,23 @@ async def subject(name: str, url: str) -> None:
             print(json.dumps({"cpu": (cpu_seconds() - cpu) / count, "rate": count / wall}), flush=True)
 
 
+def run_like_the_command_line(work: Coroutine[Any, Any, None]) -> None:
+    """Ours in the event loop of `osmosis eval run`, the others in asyncio's own."""
+    if sys.argv[sys.argv.index("--subject") + 1].startswith("osmosis"):
+        from osmosis_ai.cli.options import run_async
+
+        run_async(work)
+    else:
+        asyncio.run(work)
+
+
 def processes(root: int) -> list[int]:
     """The process and all that came of it."""
     found = [root]
     for pid in found:
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (task / "children").read_text().split())
+            with suppress(FileNotFoundError):  # a thread that has just ended
+                found += map(int, (task / "children").read_text().split())
     return found
 
 
@@ -293,6 +310,67 @@ def start_model(*options: str) -> tuple[subprocess.Popen[str], str]:
     return model, f"http://127.0.0.1:{int(model.stdout.readline())}/v1"
 
 
+def memory_of(pid: int) -> int:
+    """Resident memory of a process in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(slots=True)
+class Usage:
+    """Of the controller and the rollout server: memory in bytes, threads, open files."""
+
+    memory: list[int]
+    threads: list[int]
+    files: list[int]
+
+    @classmethod
+    def of(cls, root: int) -> Usage:
+        pids = processes(root)
+        folders = [Path(f"/proc/{pid}") for pid in pids]
+        return cls(
+            [memory_of(pid) for pid in pids],
+            [len(list((folder / "task").iterdir())) for folder in folders],
+            [len(list((folder / "fd").iterdir())) for folder in folders],
+        )
+
+    def __str__(self) -> str:
+        parts = zip(("controller", "rollout server"), self.memory, self.threads, self.files, strict=True)
+        return "; ".join(
+            f"{name} {memory / 2**20:.0f} MiB, {threads} threads, {files} files"
+            for name, memory, threads, files in parts
+        )
+
+
+def measure_in_flight(in_flight: int, seconds: float, waves: int) -> bool:
+    """A model that takes `seconds`: a rollout of two calls takes twice that; 2,000 at 2 s end 500 a second."""
+    model, url = start_model("--seconds", str(seconds))
+    command = [str(Path(__file__).resolve()), "--subject", "osmosis lean", "--url", url]
+    one = Measured("osmosis lean", child(*command, "--in-flight", str(in_flight)))
+    assert one.line() == "ready\n"
+    before, most = Usage.of(one.process.pid), Usage([0], [0], [0])
+    counting = threading.Thread(target=one.round, args=(in_flight * waves,))
+    counting.start()
+    while counting.is_alive():
+        counting.join(0.5)
+        most = max(most, Usage.of(one.process.pid), key=lambda usage: sum(usage.memory))
+    time.sleep(2 * seconds + 1)
+    after = Usage.of(one.process.pid)
+    ideal = in_flight / (2 * seconds)
+    # The first rollouts start and the last ones end while fewer than `in_flight` are on their way.
+    one_core = 1 / one.cpu[0]
+    used = sum(most.memory) - sum(before.memory)
+    print(f"{in_flight} rollouts in flight, a model of {seconds:g} s, {in_flight * waves} rollouts")
+    print(f"  rate    {one.rate[0]:.0f}/s of {ideal:.0f}/s ideal; {one.cpu[0] * 1000:.2f} ms of CPU each, ")
+    print(f"          so one core could do {one_core:.0f}/s")
+    print(f"  before  {before}\n  most    {most}\n  after   {after}")
+    print(f"  memory  {used / in_flight / 1024:.0f} KiB per rollout in flight")
+    for process in (one.process, model):
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+    return one.rate[0] >= 0.9 * min(ideal, one_core)
+
+
 def measure(names: list[str], rounds: int, rollouts: int) -> list[Measured]:
     model, url = start_model()
     measured = []
@@ -334,13 +412,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rollouts", type=int, default=300, help="per subject and round")
+    parser.add_argument("--in-flight", type=int, default=AT_ONCE, help="measure that many with a slow model")
+    parser.add_argument("--seconds", type=float, default=2.0, help="with --in-flight: what a call takes")
+    parser.add_argument("--waves", type=int, default=4, help="with --in-flight: rollouts per place")
     parser.add_argument("--only", action="append", choices=list(SUBJECTS), help="measure these subjects")
     parser.add_argument("--subject", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.subject:
-        asyncio.run(subject(arguments.subject, arguments.url))
+        run_like_the_command_line(subject(arguments.subject, arguments.url, arguments.in_flight))
         return
+    if arguments.in_flight != AT_ONCE:
+        sys.exit(0 if measure_in_flight(arguments.in_flight, arguments.seconds, arguments.waves) else 1)
     text, met = table(measure(arguments.only or list(SUBJECTS), arguments.rounds, arguments.rollouts))
     print(
         f"Python {sys.version.split()[0]}, {AT_ONCE} rollouts at once, medians of {arguments.rounds} rounds"

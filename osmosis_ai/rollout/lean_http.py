@@ -19,7 +19,7 @@ import httptools
 
 CONNECT_SECONDS = 10.0
 # Below the 5 s after which uvicorn closes an idle connection: a call must not meet a closing one.
-KEEP_ALIVE_SECONDS = 2.0
+KEEP_ALIVE_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from rollout_stubs import Results, execute
+from rollout_stubs import Results, execute, text
 
 from osmosis_ai.errors import EntrypointError
 from osmosis_ai.rollout import (
@@ -19,6 +19,8 @@ from osmosis_ai.rollout import (
     SampleSource,
     get_rollout_context,
 )
+from osmosis_ai.rollout.backends import lane
+from osmosis_ai.rollout.integrations.agents.strands import OsmosisRolloutModel, OsmosisStrandsAgent
 
 
 class Said(SampleSource):
@@ -421,13 +423,105 @@ def test_what_is_wrong_with_a_backend_is_said_when_it_is_made(arguments, message
         LocalBackend(**arguments)
 
 
-async def test_lanes_are_not_kept_beyond_the_pool(backends):
+async def test_lanes_are_not_kept_beyond_the_pool(backends, monkeypatch):
+    monkeypatch.setattr(lane, "EXTRA_IDLE_SECONDS", 0.1)
+
     async def run(ctx):
         await asyncio.sleep(0.1)
         say("148")
 
     backend = backends(run)
     await asyncio.gather(*(execute(backend, id=str(n)) for n in range(150)))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.4)
     lanes = [t for t in threading.enumerate() if t.name == "osmosis-lane"]
     assert len(lanes) <= 64 + 2
+
+
+async def test_where_the_system_gives_no_further_thread_a_rollout_waits_for_one(backends, monkeypatch):
+    made = []
+
+    class Scarce(lane.Lane):
+        def __init__(self, *arguments, **options):
+            if len(made) == 2:
+                raise RuntimeError("can't start new thread")
+            made.append(self)
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr(lane, "Lane", Scarce)
+
+    async def run(ctx):
+        await asyncio.sleep(0.05)
+        say("148")
+
+    backend = backends(run)
+    runs = await asyncio.gather(*(execute(backend, id=str(n)) for n in range(7)))
+    assert all(one(results)[1].succeeded for results in runs)
+    assert backend.health()["lanes"] == 0
+
+
+async def test_a_grader_asks_its_judge_and_never_the_policy(backends, policy):
+    policy.script = [text("Yes.")]
+    seen = []
+
+    async def run(ctx):
+        say("148")
+
+    async def grade(ctx):
+        context = get_rollout_context()
+        seen.append((context.chat_completions_url, context.api_key, ctx.judge.chat_completions_url))
+        judge = OsmosisStrandsAgent(name="judge", model=OsmosisRolloutModel(), callback_handler=None)
+        verdict = str(await judge.invoke_async(f"Is {ctx.sample.messages[0]['content']} right?"))
+        ctx.set_reward(1.0 if verdict.startswith("Yes") else 0.0)
+
+    _, graded = one(
+        await execute(
+            backends(run, grader=grader(grade)),
+            chat_completions_url="http://127.0.0.1:1/v1",
+            api_key="policy-key",
+            judge_chat_completions_url=policy.url,
+            judge_api_key="judge-key",
+        )
+    )
+    assert seen == [(policy.url, "judge-key", policy.url)]
+    assert policy.calls[0].headers["Authorization"] == "Bearer judge-key"
+    assert graded.samples["solver"].reward == 1.0
+    assert list(graded.samples) == ["solver"]  # what the judge said is no sample of the rollout
+
+
+async def test_a_grader_without_a_judge_is_told_so(backends):
+    async def grade(ctx):
+        assert not ctx.has_judge
+        ctx.judge
+
+    _, graded = one(await execute(backends(grader=grader(grade))))
+    assert "rollout 17 has no judge" in graded.err_message
+
+
+async def test_a_frozen_sample_needs_no_reward_and_says_what_it_is(backends):
+    async def run(ctx):
+        say("148")
+        frozen = OsmosisStrandsAgent(
+            name="critic", model=OsmosisRolloutModel(trainable=False), callback_handler=None
+        )
+        assert get_rollout_context().registered_agents["critic"] is frozen
+
+    async def grade(ctx):
+        ctx.set_sample_reward("solver", 1.0)
+
+    _, graded = one(
+        await execute(backends(run, grader=grader(grade)), chat_completions_url="http://127.0.0.1:1/v1")
+    )
+    assert {name: (s.frozen, s.reward) for name, s in graded.samples.items()} == {
+        "solver": (False, 1.0),
+        "critic": (True, None),
+    }
+
+
+async def test_a_list_of_messages_is_a_sample(backends):
+    async def run(ctx):
+        messages = list(ctx.prompt)
+        get_rollout_context().register_agent("main", messages)
+        messages.append({"role": "assistant", "content": "148"})
+
+    _, graded = one(await execute(backends(run)))
+    assert [m["role"] for m in graded.samples["main"].messages] == ["user", "assistant"]

@@ -313,3 +313,31 @@ async def test_the_placeholder_cannot_be_called():
     with pytest.raises(NotImplementedError, match="placeholder for the policy"):
         OsmosisRolloutModel().stream_response()
     assert Agent(name="plain").model is None
+
+
+async def test_a_frozen_agent_makes_its_session_a_frozen_sample(policy):
+    async def run(ctx):
+        await Runner.run(agent(), ctx.prompt, session=OsmosisMemorySession(name="solver"))
+        checker = agent(name="checker", model=OsmosisRolloutModel(trainable=False))
+        await Runner.run(checker, ctx.prompt, session=OsmosisMemorySession(name="checker"))
+
+    policy.script = [text("148")]
+    _, graded = await rollout(policy, run)
+    assert {name: sample.frozen for name, sample in graded.samples.items()} == {
+        "solver": False,
+        "checker": True,
+    }
+
+
+async def test_half_of_a_sample_cannot_be_frozen(policy):
+    async def run(ctx):
+        session = OsmosisMemorySession(name="shared")
+        await Runner.run(agent(), ctx.prompt, session=session)
+        frozen = agent(name="checker", model=OsmosisRolloutModel(trainable=False))
+        await Runner.run(frozen, "And now?", session=session)
+
+    policy.script = [text("148")]
+    ran, _ = await rollout(policy, run)
+    assert (
+        "session 'shared' is shared by a frozen agent (trainable=False) and a trained one" in ran.err_message
+    )
