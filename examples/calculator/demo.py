@@ -16,10 +16,10 @@ from pathlib import Path
 
 from osmosis_ai.cli.charts import save_curve_png
 from osmosis_ai.cli.transcript import transcript
-from osmosis_ai.controller.opening import Workspace
 from osmosis_ai.eval.statistics import mean_reward, paired_difference
 from osmosis_ai.store.base import RolloutFilter
 from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout
 
 HERE = Path(__file__).resolve().parent

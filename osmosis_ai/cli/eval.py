@@ -13,9 +13,10 @@ import click
 from osmosis_ai.cli.display import Display, EvalProgress, first_line
 from osmosis_ai.cli.options import config_options, read_config, run_async, workspace_at
 from osmosis_ai.config import Config
-from osmosis_ai.controller.opening import OpenRun, Workspace, leftovers, open_rollouts, open_run
+from osmosis_ai.controller.opening import OpenRun, leftovers, open_rollouts, open_run
 from osmosis_ai.errors import InfrastructureError, OsmosisError
 from osmosis_ai.eval.run import EvalReport, evaluate, places_of, summarise
+from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout, Status
 
 PARTIAL = 5

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import click
 
 from osmosis_ai.config import Config, load_config
-from osmosis_ai.controller.opening import Workspace
 from osmosis_ai.errors import UsageError
 from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.store.workspace import Workspace
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -10,9 +10,9 @@ import click
 
 from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
-from osmosis_ai.controller.opening import Workspace
 from osmosis_ai.errors import UsageError
 from osmosis_ai.store.base import RolloutFilter
+from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Message, ToolSchema
 
 

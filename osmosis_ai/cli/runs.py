@@ -12,10 +12,10 @@ import click
 from osmosis_ai.cli.display import Display, first_line, step_parts
 from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.cli.transcript import transcript
-from osmosis_ai.controller.opening import Workspace
 from osmosis_ai.errors import UsageError
 from osmosis_ai.store.base import RolloutFilter, RunSummary
 from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout
 
 

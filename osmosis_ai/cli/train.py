@@ -11,10 +11,11 @@ from osmosis_ai.cli.charts import curve
 from osmosis_ai.cli.display import Display, TrainProgress
 from osmosis_ai.cli.options import config_options, read_config, run_async, workspace_at
 from osmosis_ai.config import Config
-from osmosis_ai.controller.opening import OpenRun, Workspace, open_run
+from osmosis_ai.controller.opening import OpenRun, open_run
 from osmosis_ai.controller.training import Hooks, run_training
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.store.base import StepRecord
+from osmosis_ai.store.workspace import Workspace
 
 
 @click.command(epilog="Example: osmosis train run examples/calculator/train.toml --set train.steps=10")

@@ -122,7 +122,6 @@ class Dispatcher:
         self._slots = asyncio.Semaphore(min(settings.max_concurrent, own_limit))
         self._airspace = _Airspace()
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self._running: dict[str, asyncio.Task[Rollout]] = {}
 
     async def groups(
         self, run_id: str, step: int, rows: Sequence[Row], size: int, known: Iterable[Rollout] = ()

@@ -36,42 +36,13 @@ from osmosis_ai.providers.base import Provider
 from osmosis_ai.store.base import RolloutFilter, RunKind, RunRecord, RunState, Store
 from osmosis_ai.store.lock import RunLock
 from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.store.workspace import Workspace, numbered
 from osmosis_ai.types import Rollout, Row
 
 Notify = Callable[[str], None]
 
 # Settings that change how fast or how far a run goes, not what a step computes.
 FREE_TRAIN_KEYS = {"checkpoint_every", "keep_checkpoints", "audit_gate"}
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """The folder that holds the database and the folder of each run."""
-
-    root: Path
-
-    @property
-    def database(self) -> Path:
-        return self.root / "osmosis.db"
-
-    def run_folder(self, run_id: str) -> Path:
-        return self.root / "runs" / run_id
-
-    def policy_folder(self, config: Config, path: str) -> Path:
-        """A policy path of the config: a folder, or `run:NAME` for what the newest run NAME has learnt."""
-        if not path.startswith("run:"):
-            return config.resolve(path)
-        name = path.removeprefix("run:")
-        number = 1
-        while (self.run_folder(_numbered(name, number + 1)) / "policy").is_dir():
-            number += 1
-        folder = self.run_folder(_numbered(name, number)) / "policy"
-        if not folder.is_dir():
-            raise UsageError(
-                f"policy.path = {path!r}: there is no folder {folder}. "
-                f"Has the run {name!r} been trained to its end?"
-            )
-        return folder
 
 
 @dataclass(slots=True)
@@ -133,15 +104,11 @@ async def _run_id(store: Store, name: str, *, fresh: bool) -> str:
     """The newest run of that name, or with `fresh` the next one: name, name-2, name-3, ..."""
     taken = {summary.run.run_id for summary in await store.list_runs()}
     number = 1
-    while _numbered(name, number + 1) in taken:
+    while numbered(name, number + 1) in taken:
         number += 1
-    if fresh and _numbered(name, number) in taken:
+    if fresh and numbered(name, number) in taken:
         number += 1
-    return _numbered(name, number)
-
-
-def _numbered(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}-{number}"
+    return numbered(name, number)
 
 
 def refuse_changes(known: RunRecord, identity: Mapping[str, Any], kind: RunKind) -> None:
@@ -219,11 +186,14 @@ def _file_digest(config: Config, key: str, entrypoint: str) -> str:
 
 def _model_identity(config: Config, workspace: Workspace) -> str:
     if config.policy is not None:
-        folder = workspace.policy_folder(config, config.policy.path)
+        folder = workspace.policy_folder(config.policy.path, config.source.parent)
         digest = hashlib.sha256()
         for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.j*")):
             digest.update(file.name.encode() + file.read_bytes())
-        return f"policy {config.policy.adapter} {config.policy.dtype} {digest.hexdigest()[:16]}"
+        table = config.policy
+        adapter = f"lora of rank {table.lora_rank}" if table.adapter == "lora" else "all weights"
+        order = ", one request at a time" if table.deterministic else ""
+        return f"policy {digest.hexdigest()[:16]}, {adapter}, {table.dtype}{order}"
     if config.llm is not None:
         return f"{config.llm.model} at {config.llm.base_url or config.llm.script}"
     return "none"
@@ -347,7 +317,7 @@ async def _open_target(
 
 def open_renderer(run: OpenRun, policy: PolicyTable) -> TemplateRenderer:
     """The chat template and tokenizer of the policy."""
-    return TemplateRenderer(run.workspace.policy_folder(run.config, policy.path))
+    return TemplateRenderer(run.workspace.policy_folder(policy.path, run.config.source.parent))
 
 
 async def open_engine(run: OpenRun, policy: PolicyTable, *, trainable: bool) -> tuple[Engine, EngineInfo]:
@@ -356,7 +326,7 @@ async def open_engine(run: OpenRun, policy: PolicyTable, *, trainable: bool) -> 
 
     engine = TorchEngine()
     spec = EngineSpec(
-        path=run.workspace.policy_folder(run.config, policy.path),
+        path=run.workspace.policy_folder(policy.path, run.config.source.parent),
         adapter=policy.adapter,
         lora_rank=policy.lora_rank,
         dtype=policy.dtype,

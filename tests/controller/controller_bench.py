@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.config import Config, load_config
-from osmosis_ai.controller.opening import Workspace, leftovers, open_rollouts, open_run
+from osmosis_ai.controller.opening import leftovers, open_rollouts, open_run
 from osmosis_ai.eval.run import evaluate
+from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout
 
 AGENTS = Path(__file__).with_name("lean_agents.py")

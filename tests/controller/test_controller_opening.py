@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from controller_bench import AGENTS, configure, run_eval
 
-from osmosis_ai.controller.opening import Workspace, open_run
+from osmosis_ai.controller.opening import open_run
 from osmosis_ai.errors import DatasetError, EntrypointError, InfrastructureError, OsmosisError, UsageError
 from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.store.workspace import Workspace
 
 IMPORTS = "from osmosis_ai.rollout import AgentWorkflow, Grader\n"
 WORKFLOW = "class {name}(AgentWorkflow):\n    async def run(self, ctx): ...\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from controller_bench import configure, run_eval
 
-from osmosis_ai.controller.opening import Workspace
 from osmosis_ai.store.base import RolloutFilter
 from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Status
 
 

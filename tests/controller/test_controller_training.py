@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from controller_bench import AGENTS, Does, configure, run_eval
 
-from osmosis_ai.controller.opening import Workspace, open_run
+from osmosis_ai.controller.opening import open_run
 from osmosis_ai.controller.training import Hooks, run_training
 from osmosis_ai.engine.policy import new_policy
 from osmosis_ai.errors import ConfigError, OsmosisError, UsageError
 from osmosis_ai.store.base import RolloutFilter, StepRecord
+from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout, Status
 
 TRAIN = f"""

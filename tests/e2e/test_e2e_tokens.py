@@ -8,8 +8,9 @@ import pytest
 from e2e_bench import CALCULATOR, TABLES, Bench
 
 from osmosis_ai.config import load_config
-from osmosis_ai.controller.opening import Workspace, open_rollouts, open_run
+from osmosis_ai.controller.opening import open_rollouts, open_run
 from osmosis_ai.engine.torch import TorchEngine
+from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.train.samples import training_samples
 from osmosis_ai.types import Rollout, TrainingSample
 
