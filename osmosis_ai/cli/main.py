@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
         },
     ),
     "report": ("A run as one HTML file.", "osmosis_ai.cli.report:report"),
+    "sql": ("SQL on what is stored, read only.", "osmosis_ai.cli.sql:sql"),
 }
 
 HELP = """\
@@ -81,8 +82,8 @@ def main() -> None:
     from osmosis_ai.cli.groups import root
 
     try:
-        root.main(prog_name="osmosis", standalone_mode=False)
-        sys.exit(0)
+        status = root.main(prog_name="osmosis", standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -95,5 +96,7 @@ def main() -> None:
 
         if not isinstance(error, OsmosisError):
             raise
-        click.echo(f"error: {error}", err=True)
+        from osmosis_ai.cli.transcript import printable
+
+        click.echo(f"error: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)
