@@ -39,7 +39,8 @@ ARGUMENTS = [
 ]
 TEXTS = [
     "", " ", "\n\n", "The answer is 148.", "trailing  ", "trailing\n", "  leading", "Grüße 😀👩‍👩‍👧 北京",
-    "e\u0301", "a < b && <b>c</b>", "1,234.50", "it's", "<tool_call>", "<tool_call>add 1 2</tool_call>", "\u2581x\u2581",
+    "e\u0301", "a < b && <b>c</b>", "1,234.50", "it's", "<tool_call>", "<tool_call>add 1 2</tool_call>",
+    "\u2581x\u2581",
 ]  # fmt: skip
 MALFORMED = '<tool_call>{"name": "add", "arguments": {"a": 1,}}</tool_call>'
 REASONING = "<think>hm, 2 + 3</think>\n\nDone."
@@ -371,8 +372,8 @@ async def test_a_template_that_moves_the_tools_breaks_at_each_question_and_not_a
 PIECES = st.sampled_from(
     [
         *TEXTS, "<|im_end|>", "<|im_start|>", "<|im_", "start|>", "<tool_call>", "</tool_call>", "<|eot_id|>",
-        "</s>", "<s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "<end_of_turn>", "<bos>", "<mask>", " <mask> ",
-        "[SEP]", "[MASK]", " [MASK]", "[CLS]", "user\n", "\n", " ", "  ", "a", "A", "é", "\u00a0",
+        "</s>", "<s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "<end_of_turn>", "<bos>", "<mask>",
+        " <mask> ", "[SEP]", "[MASK]", " [MASK]", "[CLS]", "user\n", "\n", " ", "  ", "a", "A", "é", "\u00a0",
     ]
 ) | st.text(max_size=6)  # fmt: skip
 
