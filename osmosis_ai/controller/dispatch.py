@@ -440,7 +440,8 @@ class _Flight:
         return (
             f"run() made no LLM call that was answered ({self._counters().explain()}), so rollout "
             f"{self._rollout.rollout_id} (row {self._place.row.index}) produced no turn. Is the agent built "
-            "inside run(), with OsmosisRolloutModel or with the URL and key of the RolloutContext?"
+            "inside run(), with OsmosisRolloutModel, or any client with base_url=chat_completions_url and "
+            "api_key=api_key of get_rollout_context()? What goes to a provider directly is not recorded."
         )
 
     def _calls_so_far(self) -> str:

@@ -21,11 +21,6 @@ from weakref import WeakSet
 
 from osmosis_ai.rollout import policy_client
 
-try:  # a third less CPU per rollout than with the standard loop, and 350 KiB of memory each
-    from uvloop import new_event_loop as fast_event_loop
-except ImportError:  # not on Windows
-    from asyncio import new_event_loop as fast_event_loop  # type: ignore[assignment]
-
 T = TypeVar("T")
 CLOSE_SECONDS = 1.0
 EXTRA_IDLE_SECONDS = 2.0
@@ -63,11 +58,11 @@ class _Job(Generic[T]):
 class Lane:
     """A daemon thread that runs an event loop; it calls `on_free` when a job is over and cleaned up after."""
 
-    def __init__(self, on_free: Callable[[Lane, bool], None], *, keep: bool) -> None:
-        self.keep = keep
+    def __init__(self, on_free: Callable[[Lane, bool], None]) -> None:
         self.free_since = 0.0  # time.monotonic() when it came back
         self._on_free = on_free
-        self._loop = fast_event_loop() if keep else asyncio.new_event_loop()
+        # Not uvloop's: it takes 350 KiB each, and two of them cannot start subprocesses at the same time.
+        self._loop = asyncio.new_event_loop()
         # Not asyncio.all_tasks(): that goes through the tasks of all lanes.
         self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         factory: Any = self._make_task
@@ -157,17 +152,14 @@ class Lane:
 class LanePool:
     """Lends lanes and makes new ones when none is free.
 
-    The first `num_kept` lanes stay, on a fast event loop. The others come with many rollouts at once: they
-    take a tenth of the memory (33 KiB), and go when they have been free for `EXTRA_IDLE_SECONDS`. Where the
-    system allows no further thread or open file, a rollout waits for a lane that comes back.
+    `num_kept` of the free lanes stay; others end when nobody has needed them for `EXTRA_IDLE_SECONDS`. Where
+    the system allows no further thread or open file, a rollout waits for a lane that comes back.
     """
 
     def __init__(self, num_kept: int = 64) -> None:
         self._num_kept = num_kept
         self._lock = threading.Lock()
-        self._kept: list[Lane] = []  # free ones, the last used at the end
-        self._extra: deque[Lane] = deque()  # likewise
-        self._num_made_to_keep = 0
+        self._free: deque[Lane] = deque()  # the last used at the end
         self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         self._trimming = False
         self._closed = False
@@ -201,9 +193,8 @@ class LanePool:
         """End the free lanes, and the others as they become free."""
         with self._lock:
             self._closed = True
-            free = [*self._kept, *self._extra]
-            self._kept.clear()
-            self._extra.clear()
+            free = list(self._free)
+            self._free.clear()
         atexit.unregister(self.close)
         for lane in free:
             lane.close()
@@ -213,19 +204,16 @@ class LanePool:
     def _take(self) -> Lane | None:
         """A lane; None when the system gives no more and one that is at work must be waited for."""
         with self._lock:
-            free = self._kept or self._extra
-            if free:
+            if self._free:
                 self.lent += 1
-                return free.pop()
-            keep = self._num_made_to_keep < self._num_kept
+                return self._free.pop()
             try:
-                lane = Lane(self._give_back, keep=keep)
+                lane = Lane(self._give_back)
             except (OSError, RuntimeError):  # too many open files; "can't start new thread"
                 if not self.lent:
                     raise
                 return None
             self.lent += 1
-            self._num_made_to_keep += keep
             return lane
 
     async def _wait_for_lane(self) -> Lane:
@@ -248,9 +236,7 @@ class LanePool:
             usable = clean and not self._closed
             if usable:
                 lane.free_since = time.monotonic()
-                (self._kept if lane.keep else self._extra).append(lane)
-            elif lane.keep:
-                self._num_made_to_keep -= 1
+                self._free.append(lane)
             self._call_next()
         if not usable:
             lane.close()
@@ -264,17 +250,17 @@ class LanePool:
                     return
 
     def _trim_later(self) -> None:
-        if self._extra and not self._trimming:
+        if len(self._free) > self._num_kept and not self._trimming:
             self._trimming = True
             asyncio.get_running_loop().call_later(EXTRA_IDLE_SECONDS, self._trim)
 
     def _trim(self) -> None:
-        """End the extra lanes that nobody has needed for a while."""
+        """End the lanes that nobody has needed for a while, but for those that are kept."""
         self._trimming = False
         oldest, idle = time.monotonic() - EXTRA_IDLE_SECONDS, []
         with self._lock:
-            while self._extra and self._extra[0].free_since <= oldest:
-                idle.append(self._extra.popleft())
+            while len(self._free) > self._num_kept and self._free[0].free_since <= oldest:
+                idle.append(self._free.popleft())
         for lane in idle:
             lane.close()
         self._trim_later()
