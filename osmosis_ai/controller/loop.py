@@ -80,6 +80,7 @@ async def train(run: Training, on_step: Callable[[StepRecord], None]) -> None:
         known = [rollout for rollout in run.leftovers if rollout.step == step]
         groups, replaced = await run.collect(run.run_id, step, rows, run.settings.group_size, known)
         refuse_without_rewards(groups, step)
+        fresh = sampled_tokens(groups, replaced) - sum(rollout.sampled_tokens for rollout in known)
         collected = time.monotonic()
 
         batch = build_batch(
@@ -95,11 +96,17 @@ async def train(run: Training, on_step: Callable[[StepRecord], None]) -> None:
         folder = await run.checkpoints.save(run.engine, step, last=step == run.settings.steps)
         times = {"rollouts": collected - started, "learning": time.monotonic() - collected}
         record = StepRecord(
-            run.run_id, step, run.version, folder, step_metrics(batch, update, times), time.time()
+            run.run_id, step, run.version, folder, step_metrics(batch, update, times, fresh), time.time()
         )
         await run.store.finish_step(record)
         run.checkpoints.prune()
         on_step(record)
+
+
+def sampled_tokens(groups: Sequence[Group], replaced: Sequence[Rollout]) -> int:
+    return sum(
+        rollout.sampled_tokens for group in (*[g.rollouts for g in groups], replaced) for rollout in group
+    )
 
 
 def refuse_without_rewards(groups: Sequence[Group], step: int) -> None:
@@ -157,9 +164,13 @@ async def audit_only(run: Training, groups: Sequence[Group]) -> Update:
     return Update(result)
 
 
-def step_metrics(batch: Batch, update: Update, seconds: dict[str, float]) -> dict[str, Any]:
-    """Plain numbers of one step; `docs/metrics.md` says what each means."""
-    tokens = batch.funnel.generated.tokens
+def step_metrics(
+    batch: Batch, update: Update, seconds: dict[str, float], fresh_tokens: int
+) -> dict[str, Any]:
+    """Plain numbers of one step; `docs/metrics.md` says what each means.
+
+    `fresh_tokens` were sampled now, not by an earlier life of the run.
+    """
     return {
         "reward_mean": sum(batch.rewards) / len(batch.rewards) if batch.rewards else None,
         "rewards": len(batch.rewards),
@@ -173,5 +184,5 @@ def step_metrics(batch: Batch, update: Update, seconds: dict[str, float]) -> dic
         "learning_rate": update.learning_rate,
         "audit": asdict(update.audit),
         "seconds": {**seconds, "step": sum(seconds.values())},
-        "sampled_tokens_per_second": tokens / seconds["rollouts"] if seconds["rollouts"] else 0.0,
+        "sampled_tokens_per_second": fresh_tokens / seconds["rollouts"] if seconds["rollouts"] else 0.0,
     }

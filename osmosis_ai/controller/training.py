@@ -20,7 +20,7 @@ from osmosis_ai.controller.opening import (
     open_renderer,
     open_rollouts,
 )
-from osmosis_ai.engine.base import Engine
+from osmosis_ai.engine.base import Engine, EngineInfo
 from osmosis_ai.errors import ConfigError, UsageError
 from osmosis_ai.store.base import RolloutFilter, StepRecord
 from osmosis_ai.train.audit import GATES
@@ -43,10 +43,19 @@ async def run_training(run: OpenRun, hooks: Hooks) -> Path:
     """Train until the configured number of steps; returns the folder of the trained policy."""
     if run.config.policy is None:
         raise UsageError(f"{run.config.source}: training needs [policy] path = a policy folder.")
+    if (folder := await _done_before(run)) is not None:
+        return folder
     if run.config.train.algorithm == "sft":
         return await _fine_tune(run, hooks)
     _refuse_other_distributions(run.config)
     return await _reinforce(run, hooks)
+
+
+async def _done_before(run: OpenRun) -> Path | None:
+    """The policy of a run that has taken all its steps: nothing is opened to find that nothing is left."""
+    steps = await run.store.steps(run.run_id) if run.resumed else []
+    folder = run.folder / "policy"
+    return folder if steps and steps[-1].step >= run.config.train.steps and folder.is_dir() else None
 
 
 def _refuse_other_distributions(config: Config) -> None:
@@ -79,7 +88,7 @@ async def _reinforce(run: OpenRun, hooks: Hooks) -> Path:
         training = Training(
             run_id=run.run_id,
             rows=parts.rows,
-            settings=train_settings(run),
+            settings=train_settings(run, parts.info),
             engine=parts.engine,
             collect=parts.dispatcher.groups,
             store=run.store,
@@ -119,7 +128,7 @@ async def _fine_tune(run: OpenRun, hooks: Hooks) -> Path:
     rollouts = await _rollouts_to_learn_from(run)
     hooks.notify(f"loading the policy {config.policy.path}")
     conversations = conversation_samples(rollouts, open_renderer(run, config.policy))
-    engine, _ = await open_engine(run, config.policy, trainable=True)
+    engine, info = await open_engine(run, config.policy, trainable=True)
     try:
         await run.begin()
         checkpoints = _checkpoints(run)
@@ -129,7 +138,7 @@ async def _fine_tune(run: OpenRun, hooks: Hooks) -> Path:
             run_id=run.run_id,
             conversations=conversations,
             batch_samples=config.train.batch_samples,
-            settings=train_settings(run),
+            settings=train_settings(run, info),
             engine=engine,
             store=run.store,
             checkpoints=checkpoints,
@@ -179,7 +188,7 @@ async def _export(run: OpenRun, engine: Engine) -> Path:
     return folder
 
 
-def train_settings(run: OpenRun) -> TrainSettings:
+def train_settings(run: OpenRun, info: EngineInfo) -> TrainSettings:
     """`[train]` as the loop wants it."""
     config, table = run.config, run.config.train
     assert config.policy is not None
@@ -200,5 +209,5 @@ def train_settings(run: OpenRun) -> TrainSettings:
         max_grad_norm=table.max_grad_norm,
         microbatch_tokens=table.microbatch_tokens,
         max_sample_tokens=table.max_sample_tokens,
-        audit_gate=table.audit_gate or GATES[config.policy.dtype],
+        audit_gate=table.audit_gate or GATES[info.arithmetic],
     )

@@ -69,7 +69,7 @@ def _prompt(known: dict[str, Any], columns: dict[str, Any], problems: list[str])
 
 def _no_user_prompt(names: list[str]) -> str:
     near = difflib.get_close_matches("user_prompt", [name.lower() for name in names], n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near and near[0] != "user_prompt" else ""
+    hint = f" Rename {near[0]!r} to 'user_prompt'." if near and near[0] != "user_prompt" else ""
     return f"no user_prompt; the row has {', '.join(names) or 'no columns'}.{hint}"
 
 

@@ -41,6 +41,7 @@ class EngineInfo:
     num_parameters: int
     num_trainable: int
     device: str
+    arithmetic: Literal["float64", "float32", "bfloat16"]  # what both sides compute in; weights are narrower
     eos_token_ids: tuple[int, ...]
 
 

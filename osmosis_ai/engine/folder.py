@@ -67,3 +67,17 @@ def _move(draft: Path, path: Path) -> None:
     os.rename(draft, path)
     _sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Loading and saving by transformers draws on the terminal, which belongs to whoever runs the engine."""
+    from transformers.utils import logging
+
+    drawn = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if drawn:
+            logging.enable_progress_bar()

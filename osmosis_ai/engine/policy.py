@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from osmosis_ai.engine.folder import no_progress_bars
 from osmosis_ai.errors import UsageError
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ def new_policy(
     )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    with no_progress_bars():
+        model.save_pretrained(folder)
     return folder
 
 

@@ -79,6 +79,7 @@ class ScriptedEngine:
             num_parameters=0,
             num_trainable=0,
             device="none",
+            arithmetic="float64",
             eos_token_ids=() if ends is None else tuple(ends if isinstance(ends, list) else [ends]),
         )
         return self._info

@@ -40,9 +40,10 @@ from osmosis_ai.engine.base import (
     StepStats,
 )
 from osmosis_ai.engine.checks import check_request
+from osmosis_ai.engine.folder import no_progress_bars
 from osmosis_ai.engine.gate import Gate
 from osmosis_ai.engine.sampler import PAGE_TOKENS, Sampler
-from osmosis_ai.engine.trainer import Trainer, no_progress_bars
+from osmosis_ai.engine.trainer import Trainer
 from osmosis_ai.errors import EngineError, UsageError
 from osmosis_ai.types import PolicyVersion, TrainingSample
 
@@ -199,6 +200,7 @@ class TorchEngine:
             num_parameters=sum(p.numel() for p in model.parameters()),
             num_trainable=sum(p.numel() for p in self._trainer.parameters),
             device=str(device),
+            arithmetic="float64" if exact else spec.dtype,
             eos_token_ids=eos_ids,
         )
 

@@ -17,7 +17,7 @@ import torch
 
 from osmosis_ai.engine.base import BackwardStats, LossInput, LossSpec, OptimSpec
 from osmosis_ai.engine.checks import check_rows
-from osmosis_ai.engine.folder import copy_policy_files, whole_folder
+from osmosis_ai.engine.folder import copy_policy_files, no_progress_bars, whole_folder
 from osmosis_ai.engine.sampler import log_distribution
 from osmosis_ai.errors import EngineError, UsageError
 from osmosis_ai.types import TrainingSample
@@ -281,20 +281,6 @@ class Trainer:
             if not parameter.requires_grad and self.optimizer is not None:
                 digest.update(parameter.detach().flatten()[:64].double().cpu().numpy().tobytes())
         return digest.hexdigest()
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Loading and saving by transformers draws on the terminal, which belongs to whoever runs the engine."""
-    from transformers.utils import logging
-
-    drawn = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if drawn:
-            logging.enable_progress_bar()
 
 
 @contextmanager

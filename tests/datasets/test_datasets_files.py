@@ -121,7 +121,7 @@ def test_everything_wrong_is_said_at_once_with_file_and_line(write):
         ":4: not JSON: Expecting ',' delimiter at column 20",
         ":5: not UTF-8: byte 0xe9 at byte 21 of the line",
         ':6: a row must be a JSON object, got ["user_prompt"]',
-        ":7: no user_prompt; the row has prompt. Did you mean 'prompt'?",
+        ":7: no user_prompt; the row has prompt. Rename 'prompt' to 'user_prompt'.",
         ":8: user_prompt is empty",
         ":8: both ground_truth and label are given; they mean the same, keep one",
         ":9: system_prompt must be a string, got an object",
