@@ -10,7 +10,7 @@ from osmosis_ai.engine.base import Completion, Engine, EngineInfo, Sampling
 from osmosis_ai.engine.completions import ParsedCompletion, parse_completion
 from osmosis_ai.errors import ProviderError
 from osmosis_ai.gateway.call import MODEL, Answer, ModelCall, Refusal, SamplingDefaults, SamplingWish
-from osmosis_ai.gateway.messages import BadMessageError, canonical
+from osmosis_ai.gateway.messages import BadMessageError, canonical, read_arguments
 from osmosis_ai.gateway.render import TextStream
 from osmosis_ai.gateway.stops import StopFilter, first_stop, tokens_until
 from osmosis_ai.gateway.text_prompts import SampleTree
@@ -217,6 +217,7 @@ class ProviderTarget:
             completion_tokens=answer.completion_tokens,
             sampling={**params, "seed": seed},
             model=answer.model,
+            malformed_tool_calls=_num_malformed(message),
         )
 
     def count(self, call: ModelCall, tree: ConversationTree) -> int:
@@ -226,6 +227,12 @@ class ProviderTarget:
             "Read the usage of the answers",
             code="unsupported_with_provider",
         )
+
+
+def _num_malformed(message: Message) -> int:
+    """Tool calls whose arguments are no JSON object; no arguments at all are none missing."""
+    texts = [call["function"]["arguments"] for call in message.get("tool_calls") or []]
+    return sum(bool(text) and read_arguments(text) is None for text in texts)
 
 
 def own_seed(call: ModelCall) -> int | None:

@@ -172,6 +172,7 @@ def test_a_malformed_tool_call_is_answered_with_an_error_and_the_rollout_goes_on
     report = lean.lines("eval", "run", "bad.toml")[-1]
     [rollout] = lean.lines("runs", "show", "bad", "--row", "0")
     assert (report["graded"], rollout["status"], len(rollout["turns"])) == (1, "graded", 2)
+    assert report["malformed_tool_calls"] == 1
     first, second = rollout["turns"]
     assert first["response"]["tool_calls"][0]["function"]["arguments"] == '{"a": 3, "b": '
     assert second["messages"][-1]["role"] == "tool"
