@@ -57,8 +57,8 @@ async def store_row(store: SqliteStore, row: int, limit: asyncio.Semaphore) -> N
 
 def stub_turn(rollout_id: str, ordinal: int, messages: list[dict], response: dict) -> Turn:
     return Turn(
-        rollout_id, "main", ordinal, None, None, messages, [], response, "stop", [], [], [], None,
-        300, 120, {}, "stub", 0, 5.0,
+        rollout_id, "main", ordinal, ordinal - 1 if ordinal else None, None, messages, [], response, "stop",
+        [], [], [], None, 300, 120, {}, "stub", 0, 5.0,
     )  # fmt: skip
 
 

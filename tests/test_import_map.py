@@ -26,7 +26,17 @@ MAY_IMPORT = {
     "controller": {"config", "datasets", "engine", "gateway", "providers", "store", "train"},
     "eval": {"controller.dispatch", "datasets", "rollout", "store.base"},
     "config": set(),  # it may know everything, and needs nothing
-    "cli": {"config", "controller", "engine.policy", "eval", "store"},
+    "cli": {
+        "config",
+        "controller",
+        "datasets",
+        "engine.policy",
+        "eval",
+        "gateway",
+        "providers",
+        "rollout",
+        "store",
+    },
     "__main__": {"cli.main"},
 }
 # Implementations behind a seam; all others know the seam (engine.base, store.base, providers.base).
@@ -35,7 +45,7 @@ CONCRETE = {
     "engine.scripted": set(),  # for tests
     "providers.openai_compatible": {"controller.opening"},
     "providers.scripted": {"controller.opening"},
-    "store.sqlite": {"controller.opening", "cli.policy", "cli.runs"},
+    "store.sqlite": {"controller.opening", "cli.exchange", "cli.options", "cli.policy", "cli.runs"},
     "gateway.app": {"controller.opening", "controller.dispatch"},
 }
 HEAVY = {

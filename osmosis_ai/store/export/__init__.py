@@ -1,0 +1,1 @@
+"""Runs as files: JSON Lines (and back), ATIF trajectories, Parquet."""
