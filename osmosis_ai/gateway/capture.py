@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from array import array
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
+
+import orjson
 
 from osmosis_ai.gateway.call import Answer, ModelCall, Refusal, Reply, SamplingDefaults
 from osmosis_ai.gateway.tree import ConversationTree
 from osmosis_ai.store.base import Store
-from osmosis_ai.types import Message, Turn
+from osmosis_ai.types import Message, ToolSchema, Turn
 
 _WORDS = {  # refusal code -> what the call did, for a person
     "invalid_api_key": "came with a wrong key",
@@ -64,6 +67,42 @@ def _calls(count: int) -> str:
     return "1 call" if count == 1 else f"{count} calls"
 
 
+@dataclass(frozen=True, slots=True)
+class KeptTurn:
+    """A recorded turn without its lists of tokens, which a long rollout could not afford to keep.
+
+    A list takes 8 bytes for each token of each prompt, again and again as the conversation grows, and the
+    garbage collector looks through all of them. Here are 4 bytes for each token that the turn adds.
+    """
+
+    turn: Turn  # its three token lists are empty
+    new_prompt_ids: array[int]  # behind the parent's tokens
+    completion_ids: array[int]
+    logprobs: array[float]
+    num_tokens: int  # of the whole prompt and completion
+
+    @classmethod
+    def of(cls, turn: Turn, parent_tokens: int) -> KeptTurn:
+        return cls(
+            replace(turn, prompt_ids=[], completion_ids=[], logprobs=[]),
+            array("I", turn.prompt_ids[parent_tokens:]),
+            array("I", turn.completion_ids),
+            array("d", turn.logprobs),
+            len(turn.prompt_ids) + len(turn.completion_ids),
+        )
+
+    def whole(self, earlier: list[Turn]) -> Turn:
+        """The turn as it was recorded; `earlier` are all whole turns before it."""
+        parent = None if self.turn.parent is None else earlier[self.turn.parent]
+        before = [] if parent is None else parent.prompt_ids + parent.completion_ids
+        return replace(
+            self.turn,
+            prompt_ids=before + self.new_prompt_ids.tolist(),
+            completion_ids=self.completion_ids.tolist(),
+            logprobs=self.logprobs.tolist(),
+        )
+
+
 class OpenRollout:
     """A rollout from `admit` to `seal`.
 
@@ -86,12 +125,13 @@ class OpenRollout:
         self.defaults = defaults
         self.sealed = False
         self.counts = CallCounts()
-        self.turns: list[Turn] = []
+        self.turns: list[KeptTurn] = []  # `seal` gives them whole
         self._store = store
         self._seed = seed
         self._max_turns = max_turns
         self._token_budget = token_budget
         self._spent_tokens = 0
+        self._tools: dict[bytes, list[ToolSchema]] = {}  # JSON -> the one copy that all turns share
         self._trees: dict[str, ConversationTree] = {}
         self._calls_of_sample: dict[str, int] = {}
         self._num_calls = 0
@@ -156,7 +196,10 @@ class OpenRollout:
         writing = asyncio.create_task(self._record(sample_id, call, answer, latency_ms))
         self._writing.add(writing)
         writing.add_done_callback(self._written)
-        return Reply(await asyncio.shield(writing), answer.token_logprobs)
+        turn = await asyncio.shield(writing)
+        if call.rollout_id is None:  # the answer shows no tokens, and replies are remembered for retries
+            turn = self.turns[turn.ordinal].turn
+        return Reply(turn, answer.token_logprobs)
 
     def _written(self, writing: asyncio.Task[Turn]) -> None:
         self._writing.discard(writing)
@@ -167,7 +210,8 @@ class OpenRollout:
         async with self._recording:
             turn = self._turn(len(self.turns), sample_id, call, answer, latency_ms)
             await self._store.append_turn(turn)
-            self.turns.append(turn)
+            parent = None if turn.parent is None else self.turns[turn.parent]
+            self.turns.append(KeptTurn.of(turn, 0 if parent is None else parent.num_tokens))
             self._trees[sample_id].add(turn, answer.placement)
         self._spent_tokens += turn.prompt_tokens + turn.completion_tokens
         self.counts.answered += 1
@@ -182,7 +226,7 @@ class OpenRollout:
             parent=answer.placement.parent,
             branch_reason=answer.placement.branch_reason,
             messages=answer.placement.messages,
-            tools=call.tools,
+            tools=self._shared(call.tools),
             response=self._with_call_ids(answer.message, sample_id, ordinal),
             finish_reason=answer.finish_reason,
             prompt_ids=answer.placement.prompt_ids,
@@ -196,6 +240,13 @@ class OpenRollout:
             malformed_tool_calls=answer.malformed_tool_calls,
             latency_ms=latency_ms,
         )
+
+    def _shared(self, tools: list[ToolSchema]) -> list[ToolSchema]:
+        """The copy that earlier turns have: each request brings its own."""
+        try:
+            return self._tools.setdefault(orjson.dumps(tools), tools)
+        except TypeError:  # an integer of more than 64 bits
+            return tools
 
     def _with_call_ids(self, message: Message, sample_id: str, ordinal: int) -> Message:
         """Tool calls without an id get one: unique in the rollout, the same in every run of its seed."""
@@ -218,7 +269,10 @@ class OpenRollout:
         await _all_done(self._running)
         await _all_done(self._writing)  # not cancelled: a turn is recorded whole or not at all
         self._trees.clear()
-        return list(self.turns)
+        whole: list[Turn] = []
+        for kept in self.turns:
+            whole.append(kept.whole(whole))
+        return whole
 
 
 async def _all_done(tasks: set[asyncio.Task[Any]] | set[asyncio.Task[Turn]]) -> None:

@@ -30,6 +30,7 @@ finding the parent costs one hash per message, whatever the number of turns.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -91,6 +92,31 @@ class Renderer(Protocol):
         ...
 
 
+@dataclass(eq=False, slots=True)
+class _Node:
+    """What later calls need of a recorded turn. Its tokens are those that it adds to its parent's."""
+
+    ordinal: int
+    messages: list[Message]  # with the answer at the end
+    tools_key: bytes
+    parent: _Node | None
+    new_ids: array[int]  # 4 bytes a token, and nothing that the garbage collector has to look through
+    num_ids: int  # of prompt and completion, the parent's included
+    last_id: int | None  # the last sampled token
+
+    def ids(self) -> list[int]:
+        """All tokens of prompt and completion."""
+        path = []
+        node: _Node | None = self
+        while node is not None:
+            path.append(node.new_ids)
+            node = node.parent
+        ids: list[int] = []
+        for new_ids in reversed(path):
+            ids.extend(new_ids)
+        return ids
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a call stands in the tree of its sample.
@@ -112,9 +138,10 @@ class ConversationTree:
 
     def __init__(self, renderer: Renderer | None) -> None:
         self._renderer = renderer
-        self._answered: dict[
-            bytes, list[Turn]
-        ] = {}  # fingerprint of messages + answer -> turns, oldest first
+        # fingerprint of messages + answer -> turns, oldest first
+        self._answered: dict[bytes, list[_Node]] = {}
+        self._nodes: dict[int, _Node] = {}  # by ordinal
+        self._latest: tuple[_Node, list[int]] | None = None  # and all its tokens: most calls continue it
         self._asked: set[bytes] = set()  # fingerprints of the messages of each turn
         self._seen: set[bytes] = set()  # fingerprints of all messages
         self._longest = 0  # messages of the longest turn, its answer included
@@ -131,7 +158,7 @@ class ConversationTree:
             reason = "tools_changed" if tools_changed else self._why_no_parent(prints, chains[-1])
             return Placement(messages, self._from_scratch(messages, tools), None, reason, prints, chains[-1])
         tail = messages[length:]
-        continued = [*parent.messages, parent.response, *tail]
+        continued = [*parent.messages, *tail]
         prompt_ids = self._extend(parent, continued, tools)
         if prompt_ids is None:
             ids = self._from_scratch(messages, tools)
@@ -143,20 +170,39 @@ class ConversationTree:
 
     def add(self, turn: Turn, placement: Placement) -> None:
         """Take a recorded turn into the tree; later calls may continue it."""
+        node = self._node(turn)
         for response_print in fingerprints_of_response(turn.response):
-            self._answered.setdefault(extend_chain(placement.chain, response_print), []).append(turn)
+            self._answered.setdefault(extend_chain(placement.chain, response_print), []).append(node)
             self._seen.add(response_print)
         self._seen.update(placement.prints)
         self._asked.add(placement.chain)
         self._longest = max(self._longest, len(turn.messages) + 1)
 
-    def _longest_turn(self, chains: list[bytes], tools_key: bytes) -> tuple[Turn | None, int, bool]:
+    def _node(self, turn: Turn) -> _Node:
+        ids = turn.prompt_ids + turn.completion_ids
+        parent = None if turn.parent is None else self._nodes[turn.parent]
+        known = 0 if parent is None else parent.num_ids
+        last_id = turn.completion_ids[-1] if turn.completion_ids else None
+        node = _Node(
+            turn.ordinal,
+            [*turn.messages, turn.response],
+            _tools_key(turn.tools),
+            parent,
+            array("I", ids[known:]),
+            len(ids),
+            last_id,
+        )
+        self._nodes[turn.ordinal] = node
+        self._latest = (node, ids)
+        return node
+
+    def _longest_turn(self, chains: list[bytes], tools_key: bytes) -> tuple[_Node | None, int, bool]:
         """The longest turn that the call begins with, how long, and whether tools ruled out a longer one."""
         tools_changed = False
         for length in range(len(chains) - 1, 0, -1):
             turns = self._answered.get(chains[length], ())
             for turn in reversed(turns):
-                if _tools_key(turn.tools) == tools_key:
+                if turn.tools_key == tools_key:
                     return turn, length, tools_changed
             tools_changed = tools_changed or bool(turns)
         return None, 0, tools_changed
@@ -175,13 +221,13 @@ class ConversationTree:
             return []
         return self._renderer.prompt(messages, tools)
 
-    def _extend(self, parent: Turn, continued: list[Message], tools: list[ToolSchema]) -> list[int] | None:
+    def _extend(self, parent: _Node, continued: list[Message], tools: list[ToolSchema]) -> list[int] | None:
         """The parent's tokens and those of everything behind its answer; None without a proof."""
         if self._renderer is None:
             return []
         whole = self._renderer.render(continued, tools, reply=True)
         try:
-            closed = self._renderer.render(continued[: len(parent.messages) + 1], tools, reply=False)
+            closed = self._renderer.render(continued[: len(parent.messages)], tools, reply=False)
         except TemplateRefusedError:
             return None
         end = self._renderer.end_of(closed)
@@ -189,8 +235,17 @@ class ConversationTree:
             return None
         end_id, behind_end = end
         new_ids = self._renderer.encode_after(end_id, behind_end + whole[len(closed) :])
-        cut_short = parent.completion_ids[-1:] != [end_id]
-        return parent.prompt_ids + parent.completion_ids + [end_id] * cut_short + new_ids
+        ids = self._ids(parent)
+        if parent.last_id != end_id:  # it was cut short
+            ids.append(end_id)
+        ids += new_ids
+        return ids
+
+    def _ids(self, node: _Node) -> list[int]:
+        """All tokens of a turn, in a list of their own."""
+        if self._latest is not None and self._latest[0] is node:
+            return self._latest[1].copy()
+        return node.ids()
 
 
 def _tools_key(tools: list[ToolSchema]) -> bytes:
