@@ -54,6 +54,8 @@ class RecordedTurn:
     sample_id: str
     messages: list[Message]  # with the response at the end
     message_ids: list[int]  # their rows
+    tools: list[dict[str, Any]]
+    packed_tools: Content
     total_tokens: int
     tokens_digest: bytes
 
@@ -85,7 +87,7 @@ def pack_turn(turn: Turn, parent: RecordedTurn | None) -> PackedTurn:
         return PackedTurn(
             known=known,
             messages=[Content.of(message) for message in turn.messages[len(known) :]],
-            tools=Content.of(turn.tools),
+            tools=_packed_tools(turn, parent),
             response=Content.of(turn.response),
             sampling=to_json(turn.sampling),
             prompt_ids=pack_ids(turn.prompt_ids),
@@ -94,6 +96,12 @@ def pack_turn(turn: Turn, parent: RecordedTurn | None) -> PackedTurn:
         )
     except StoreError as error:
         raise StoreError(f"{name} cannot be stored: {error}") from error
+
+
+def _packed_tools(turn: Turn, parent: RecordedTurn | None) -> Content:
+    if parent is not None and parent.tools is turn.tools:
+        return parent.packed_tools
+    return Content.of(turn.tools)
 
 
 def pack_sample(rollout_id: str, sample: Sample) -> PackedSample:

@@ -279,9 +279,14 @@ class SqliteStore:
         db.execute(INSERT_NEXT_TURN, values)
         if db.changes() == 0:
             raise _not_next(db, turn, name)
-        messages = [*turn.messages, turn.response]
         return RecordedTurn(
-            turn.sample_id, messages, [*message_ids, response_id], total_tokens, tokens_digest
+            sample_id=turn.sample_id,
+            messages=[*turn.messages, turn.response],
+            message_ids=[*message_ids, response_id],
+            tools=turn.tools,
+            packed_tools=packed.tools,
+            total_tokens=total_tokens,
+            tokens_digest=tokens_digest,
         )
 
     def _insert_sample(
