@@ -112,6 +112,7 @@ def info(max_context: int = 4096, eos: tuple[int, ...] = ()) -> EngineInfo:
         num_parameters=0,
         num_trainable=0,
         device="cpu",
+        arithmetic="float32",
         eos_token_ids=eos,
     )
 
