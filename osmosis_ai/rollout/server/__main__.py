@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 # Nothing phones home; read by LiteLLM and the OpenAI Agents SDK when they are imported.
@@ -33,6 +33,7 @@ from osmosis_ai.rollout.discovery import load_entrypoint, load_grader
 from osmosis_ai.rollout.finished import FinishedConfig, FinishedWorkflow
 from osmosis_ai.rollout.server.app import create_rollout_server
 
+UNLIMITED_FILES = 65_536  # where the system names no limit
 DRAIN_SECONDS = 1.0  # the parent has closed stdin: it waits for nothing any more
 
 
@@ -49,9 +50,11 @@ class Start(BaseModel):
     graded_sample: str | None = None  # grade only: conversations held elsewhere, as this sample
     host: str = "127.0.0.1"
     api_key: str | None = None
+    artifacts_dir: str | None = None  # folder for the files of rollouts, one folder each
 
 
 def main() -> None:
+    raise_file_limit()
     reply = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what user code prints, in Python or below it, is not part of the protocol
     try:
@@ -68,6 +71,18 @@ def main() -> None:
     _say(reply, {"ready": True, "port": port, **names})
     _serve(backend, start, listener)
     os._exit(0)  # threads that user code blocks must not hold up the end
+
+
+def raise_file_limit() -> None:
+    """As many open files as the system allows: a rollout in flight needs four, the usual limit is 1,024."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else max(soft, UNLIMITED_FILES)
+    with suppress(ValueError, OSError):  # macOS has a limit below the one it names
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _backend(start: Start) -> LocalBackend:
@@ -104,7 +119,7 @@ def _listen(start: Start) -> socket.socket:
             f"a rollout server on {start.host!r} can be reached from other machines: give it an api_key"
         )
     family = socket.AF_INET6 if ":" in start.host else socket.AF_INET
-    return socket.create_server((start.host, 0), family=family, backlog=2048)
+    return socket.create_server((start.host, 0), family=family, backlog=4096)
 
 
 def _is_loopback(host: str) -> bool:
@@ -125,8 +140,21 @@ class _Server(uvicorn.Server):
 
 
 def _serve(backend: LocalBackend, start: Start, listener: socket.socket) -> None:
-    app = create_rollout_server(backend=backend, api_key=start.api_key, drain_seconds=DRAIN_SECONDS)
-    server = _Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
+    app = create_rollout_server(
+        backend=backend,
+        api_key=start.api_key,
+        drain_seconds=DRAIN_SECONDS,
+        artifacts_dir=start.artifacts_dir,
+    )
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        backlog=4096,
+        timeout_keep_alive=120,  # longer than the controller's pool, so that it closes first
+        timeout_graceful_shutdown=1,
+    )
+    server = _Server(config)
 
     def watch_parent() -> None:
         while sys.stdin.buffer.read(4096):
