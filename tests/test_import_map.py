@@ -38,6 +38,7 @@ MAY_IMPORT = {
         "store",
     },
     "__main__": {"cli.main"},
+    "pytest_plugin": {"config", "controller.opening", "eval", "store.workspace"},
 }
 # Implementations behind a seam; all others know the seam (engine.base, store.base, providers.base).
 CONCRETE = {
