@@ -238,13 +238,14 @@ class _Flight:
             seed=place_seed(self._d._settings.seed, self._place),
             sampling=self._d._settings.sampling,
             sample_id=server.sample_id,
+            alias=server.name_of(rollout_id),
             awaits_tools=server.one_result,
         )
         try:
             await self._launch_and_wait(self._order(llm_key, self._expect(llm_key)))
         except asyncio.CancelledError:
             await self._land(Status.CANCELLED, "the run was stopped while the rollout was running")
-            await server.cancel(self._d._session, rollout_id)
+            await server.cancel(self._d._session, server.name_of(rollout_id))
             raise
         except StoreError:
             raise  # nothing can be kept any more: the run stops
@@ -326,6 +327,7 @@ class _Flight:
         settings = self._d._settings
         return Order(
             self._rollout.rollout_id,
+            self._d._server.name_of(self._rollout.rollout_id),
             self._place.row,
             self._d._gateway.base_url,
             llm_key,

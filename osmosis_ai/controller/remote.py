@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,8 +159,13 @@ class _Remote:
     def __init__(self, address: Address, health: Body) -> None:
         self.address = address
         self.max_concurrent: int | None = (health.get("concurrency") or {}).get("max_concurrent")
+        # The server remembers rollouts longer than we live: those of an earlier run are not ours.
+        self._life = secrets.token_hex(4)
         self._gone = asyncio.Event()
         self._pulse: asyncio.Task[None] | None = None
+
+    def name_of(self, rollout_id: str) -> str:
+        return f"{rollout_id}~{self._life}"
 
     async def ensure_running(self) -> None:
         if self._pulse is None or self._pulse.done():
@@ -220,8 +226,8 @@ class RemoteWorkflows(_Remote):
         await post(session, url, workflow_request(order), self.address.api_key, patience_seconds=patience)
         return []
 
-    async def cancel(self, session: aiohttp.ClientSession, rollout_id: str) -> None:
-        await cancel_workflow(session, self.address.url, self.address.api_key, rollout_id)
+    async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
+        await cancel_workflow(session, self.address.url, self.address.api_key, name)
 
 
 class RemoteAgentLoop(_Remote):
@@ -245,14 +251,14 @@ class RemoteAgentLoop(_Remote):
             )
         return tools
 
-    async def cancel(self, session: aiohttp.ClientSession, rollout_id: str) -> None:
+    async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
         """The protocol has no word for it: the loop's next LLM call is refused, and that ends it."""
 
     def _body(self, order: Order) -> Body:
         row, request = order.row, self._request
         return {
             "rollout_id": order.rollout_id,
-            "idempotency_key": order.rollout_id,
+            "idempotency_key": order.name,
             "server_url": order.gateway_url,
             "messages": row.prompt,
             "completion_params": dict(request.completion_params),

@@ -31,6 +31,7 @@ class Order:
     """One rollout, as a server is asked for it."""
 
     rollout_id: str
+    name: str  # of the rollout, at the server
     row: Row
     gateway_url: str  # without /v1
     llm_key: str
@@ -48,6 +49,10 @@ class RolloutServer(Protocol):
         bool  # True: one message ends the rollout, reward included, sent with the key of its LLM calls
     )
 
+    def name_of(self, rollout_id: str) -> str:
+        """What the server knows the rollout as."""
+        ...
+
     async def ensure_running(self) -> None:
         """Return when it can be asked. Raises EntrypointError, UsageError, InfrastructureError."""
         ...
@@ -59,7 +64,7 @@ class RolloutServer(Protocol):
         """
         ...
 
-    async def cancel(self, session: aiohttp.ClientSession, rollout_id: str) -> None:
+    async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
         """Nobody waits for the rollout any more. Raises nothing."""
         ...
 
@@ -88,7 +93,7 @@ class RolloutServer(Protocol):
 def workflow_request(order: Order) -> Body:
     base = f"{order.gateway_url}/v1"
     return {
-        "rollout_id": order.rollout_id,
+        "rollout_id": order.name,
         "initial_messages": order.row.prompt,
         "label": order.row.label,
         "metadata": order.row.metadata,
@@ -102,9 +107,9 @@ def workflow_request(order: Order) -> Body:
     }
 
 
-async def cancel_workflow(session: aiohttp.ClientSession, url: str, key: str, rollout_id: str) -> None:
+async def cancel_workflow(session: aiohttp.ClientSession, url: str, key: str, name: str) -> None:
     timeout = aiohttp.ClientTimeout(total=2.0)
-    body = {"ids": [rollout_id]}
+    body = {"ids": [name]}
     try:
         async with session.post(f"{url}/rollout/cancel", json=body, headers=bearer(key), timeout=timeout):
             pass

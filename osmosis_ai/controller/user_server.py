@@ -92,8 +92,11 @@ class UserServer:
         await post(session, f"{self.url}/rollout", body, self.api_key, patience_seconds=patience)
         return []
 
-    async def cancel(self, session: aiohttp.ClientSession, rollout_id: str) -> None:
-        await cancel_workflow(session, self.url, self.api_key, rollout_id)
+    def name_of(self, rollout_id: str) -> str:
+        return rollout_id
+
+    async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
+        await cancel_workflow(session, self.url, self.api_key, name)
 
     async def died(self) -> int:
         """Wait until the current process ends; returns its exit status."""

@@ -122,13 +122,14 @@ class Gateway:
         token_budget: int | None = None,
         expires_seconds: float | None = None,
         sample_id: str = DEFAULT_SAMPLE,
+        alias: str = "",
         awaits_tools: bool = False,
     ) -> str:
         """Open a rollout for calls; returns its key, which dies with it, or `expires_seconds` from now.
 
         `token_budget` counts prompt and completion tokens of all turns; the call that reaches it is the last.
-        `sample_id` is that of calls that name none. With `awaits_tools` a call without tools waits for
-        `offer_tools`, and gets those.
+        `sample_id` is that of calls that name none, `alias` a second name of the rollout. With `awaits_tools`
+        a call without tools waits for `offer_tools`, and gets those.
         """
         rollout = OpenRollout(
             rollout_id,
@@ -139,7 +140,7 @@ class Gateway:
             token_budget=token_budget,
         )
         return self._rollouts.admit(
-            rollout, expires_seconds, default_sample=sample_id, awaits_tools=awaits_tools
+            rollout, expires_seconds, default_sample=sample_id, alias=alias, awaits_tools=awaits_tools
         )
 
     def offer_tools(self, rollout_id: str, tools: list[ToolSchema]) -> None:

@@ -38,6 +38,7 @@ class Admission:
         default_factory=dict
     )  # answer's id -> messages up to and with it
     default_sample: str = DEFAULT_SAMPLE
+    alias: str = ""  # another name that its calls may use
     tools: asyncio.Future[list[ToolSchema]] | None = None  # of calls that bring none, as soon as known
 
     def keep(self, call_id: str, call: ModelCall, reply: Reply) -> None:
@@ -46,7 +47,7 @@ class Admission:
 
     def check_named(self, place: str, named: str | None) -> None:
         """Raise Refusal (403) when the call names another rollout than its key's."""
-        if named and named != self.rollout.rollout_id:
+        if named and named not in (self.rollout.rollout_id, self.alias):
             problem = f"the key belongs to rollout {self.rollout.rollout_id}, but the {place} names {named}"
             raise Refusal(403, f"{problem}. A key opens its own rollout only", code="wrong_rollout")
 
@@ -90,6 +91,7 @@ class Registry:
         expires_seconds: float | None = None,
         *,
         default_sample: str = DEFAULT_SAMPLE,
+        alias: str = "",
         awaits_tools: bool = False,
     ) -> str:
         """A new key for the rollout. With `awaits_tools` calls without tools wait for `offer_tools`."""
@@ -99,7 +101,9 @@ class Registry:
         digest = sha256(key.encode()).digest()
         expires_at = None if expires_seconds is None else time.monotonic() + expires_seconds
         tools = asyncio.get_running_loop().create_future() if awaits_tools else None
-        admission = Admission(rollout, digest, expires_at, default_sample=default_sample, tools=tools)
+        admission = Admission(
+            rollout, digest, expires_at, default_sample=default_sample, alias=alias, tools=tools
+        )
         self._by_key[digest] = self._by_id[rollout.rollout_id] = admission
         return key
 

@@ -88,6 +88,11 @@ if TYPE_CHECKING:
     from osmosis_ai.rollout.samples import SampleSource as SampleSource
     from osmosis_ai.rollout.server.agent_loop_app import create_app as create_app
     from osmosis_ai.rollout.server.app import create_rollout_server as create_rollout_server
+    from osmosis_ai.rollout.server.serve import DEFAULT_HOST as DEFAULT_HOST
+    from osmosis_ai.rollout.server.serve import DEFAULT_PORT as DEFAULT_PORT
+    from osmosis_ai.rollout.server.serve import ServeError as ServeError
+    from osmosis_ai.rollout.server.serve import serve_agent_loop as serve_agent_loop
+    from osmosis_ai.rollout.server.serve import validate_and_report as validate_and_report
     from osmosis_ai.rollout.tools import create_tool_error_result as create_tool_error_result
     from osmosis_ai.rollout.tools import create_tool_result as create_tool_result
     from osmosis_ai.rollout.tools import execute_tool_calls as execute_tool_calls
@@ -98,6 +103,8 @@ if TYPE_CHECKING:
     from osmosis_ai.rollout.validator import ValidationError as ValidationError
     from osmosis_ai.rollout.validator import ValidationResult as ValidationResult
     from osmosis_ai.rollout.validator import validate_agent_loop as validate_agent_loop
+    from osmosis_ai.rollout.validator import validate_backend as validate_backend
+    from osmosis_ai.rollout.validator import validate_entrypoint as validate_entrypoint
     from osmosis_ai.rollout.workflow import AgentWorkflow as AgentWorkflow
     from osmosis_ai.rollout.workflow import AgentWorkflowContext as AgentWorkflowContext
 
@@ -143,7 +150,9 @@ _ALSO = {
     "CompletionsRequest": "core.schemas",
     "CompletionsResponse": "core.schemas",
     "CompletionsResult": "core.llm_client",
+    "DEFAULT_HOST": "server.serve",
     "DEFAULT_MAX_METADATA_SIZE_BYTES": "core.schemas",
+    "DEFAULT_PORT": "server.serve",
     "InitResponse": "core.schemas",
     "LLMClientProtocol": "core.llm_client",
     "MessageDict": "core.schemas",
@@ -164,6 +173,7 @@ _ALSO = {
     "RolloutResponse": "core.schemas",
     "RolloutServerSettings": "config",
     "SamplingParamsDict": "core.schemas",
+    "ServeError": "server.serve",
     "ToolArgumentError": "core.exceptions",
     "ToolExecutionError": "core.exceptions",
     "ToolResponse": "core.schemas",
@@ -190,9 +200,13 @@ _ALSO = {
     "register_agent_loop": "registry",
     "reset_settings": "config",
     "serialize_tool_result": "tools",
+    "serve_agent_loop": "server.serve",
     "set_max_metadata_size_bytes": "core.schemas",
     "unregister_agent_loop": "registry",
     "validate_agent_loop": "validator",
+    "validate_and_report": "server.serve",
+    "validate_backend": "validator",
+    "validate_entrypoint": "validator",
 }
 
 __all__ = list(_HOMES)

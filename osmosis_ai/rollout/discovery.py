@@ -53,7 +53,7 @@ def load_entrypoint(
     sys.path. `workflow` and `grader` name an attribute of the module and settle which one when there are
     several. `workflow_overrides` (the `[workflow]` table of the TOML) are merged over the workflow's config.
     """
-    scan = _Scan(entrypoint, _import(entrypoint))
+    scan = scan_entrypoint(entrypoint)
     loop = scan.agent_loop(workflow)
     chosen: type[AgentWorkflow[Any]]
     if loop is None:
@@ -63,7 +63,7 @@ def load_entrypoint(
         chosen = as_workflow(loop)
         config = scan.only(AgentLoopConfig, "agent loop config")
     if workflow_overrides:
-        config = merge_overrides(config or _new_config(chosen), workflow_overrides)
+        config = merge_overrides(config or scan.new_config(chosen), workflow_overrides)
     return Entrypoint(
         workflow=chosen,
         workflow_config=config,
@@ -74,13 +74,18 @@ def load_entrypoint(
 
 def load_grader(entrypoint: str, grader: str | None = None) -> tuple[type[Grader[Any]], GraderConfig | None]:
     """The one Grader of `entrypoint`, or its one function with @osmosis_reward as one; and its config."""
-    scan = _Scan(entrypoint, _import(entrypoint))
+    scan = scan_entrypoint(entrypoint)
     found = scan.a_class(Grader, grader, "grader") or scan.loop_grader()
     if found is AgentLoopGrader:
         raise EntrypointError(
             f"no Grader and no function with @osmosis_reward found in {entrypoint!r}: define one of them"
         )
     return found, scan.only(GraderConfig, "grader config")
+
+
+def scan_entrypoint(entrypoint: str) -> Scan:
+    """Import `entrypoint`. Raises EntrypointError."""
+    return Scan(entrypoint, _import(entrypoint))
 
 
 def merge_overrides(config: AgentWorkflowConfig, overrides: Mapping[str, Any]) -> AgentWorkflowConfig:
@@ -108,7 +113,7 @@ def _finding(key: str, location: tuple[int | str, ...], message: str, value: Any
 
 
 @dataclass(frozen=True, slots=True)
-class _Scan:
+class Scan:
     """The variables of the entrypoint's module, imported ones too."""
 
     entrypoint: str
@@ -178,6 +183,10 @@ class _Scan:
                 f"{len(found)} {what}s found in {self.entrypoint!r}: {', '.join(found)}. Keep one"
             )
         return next(iter(found.values()), None)
+
+    def new_config(self, workflow: type[AgentWorkflow[Any]]) -> AgentWorkflowConfig:
+        """A config to override where the module has no instance of one."""
+        return _new_config(workflow)
 
     def _named(self, base: type[Any], name: str, what: str) -> type[Any]:
         value = getattr(self.module, name, None)

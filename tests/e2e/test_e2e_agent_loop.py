@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from e2e_bench import CALCULATOR, RECORD, TABLES, Bench
 
 SEED = str(Path(__file__).parents[1] / "seeds" / "seed_003_calculator.py")
 FOUR_TURNS = "[workflow]\nmax_turns = 4\n"
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    """`osmosis serve` with the seed's agent loop, in a process of its own."""
+    command = [sys.executable, "-m", "osmosis_ai", "serve", SEED, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().split()[-1]
+        server.terminate()
 
 
 def test_r01_r10_the_calculator_of_seed_003_is_evaluated(tmp_path: Path):
@@ -40,4 +54,19 @@ def test_r32_the_calculator_of_seed_003_is_trained_on_its_own_rewards(bench: Ben
     shown = bench.lines("runs", "show", "train", "--row", "0")
     turns = [turn for rollout in shown for turn in rollout["turns"]]
     assert any(turn["parent"] is not None for turn in turns)  # a tool result continued the sampled tokens
+    assert all(turn["completion_ids"] and turn["sample_id"] == "calculator" for turn in turns)
+
+
+def test_r32_the_calculator_of_seed_003_is_trained_on_a_server_of_its_own(bench: Bench, url: str):
+    remote = TABLES.replace('entrypoint = "{entrypoint}"', 'url = "{entrypoint}"')
+    bench.write("train.toml", remote + FOUR_TURNS, entrypoint=url)
+    steps = bench.lines("train", "run", "train.toml")[:-1]
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert any(step["groups_with_signal"] for step in steps)
+    for step in steps:
+        assert step["funnel"]["stages"]["generated"]["rollouts"] == 8
+        assert step["audit"]["max_difference"] <= 2e-6
+    shown = bench.lines("runs", "show", "train", "--row", "0")
+    turns = [turn for rollout in shown for turn in rollout["turns"]]
+    assert any(turn["parent"] is not None for turn in turns)
     assert all(turn["completion_ids"] and turn["sample_id"] == "calculator" for turn in turns)
