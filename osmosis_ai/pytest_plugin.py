@@ -70,11 +70,9 @@ def assert_eval(
     __tracebackhide__ = True
     from osmosis_ai.config import load_config
 
-    loaded = load_config(Path(config), settings)
+    loaded, folder = load_config(Path(config), settings), workspace.absolute()
     with ThreadPoolExecutor(1) as thread:  # a loop of its own: the test may be asynchronous itself
-        run_id, rollouts, report = thread.submit(
-            lambda: asyncio.run(_run(loaded, workspace.absolute()))
-        ).result()
+        run_id, rollouts, report = thread.submit(lambda: asyncio.run(_run(loaded, folder))).result()
     problems = _problems(report, min_mean, min_pass, max_failed)
     if problems:
         where = f"osmosis runs show {run_id} --workspace {workspace}"

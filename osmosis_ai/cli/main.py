@@ -16,6 +16,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 below a threshold,
 # module:attribute); the order is that of the help
 COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
     "validate": ("Check an agent loop or workflow.", "osmosis_ai.cli.validate:validate"),
+    "test": ("Run an agent loop or workflow on a dataset, step by step too.", "osmosis_ai.cli.test:test"),
     "serve": ("Serve an agent loop or workflow over HTTP.", "osmosis_ai.cli.serve:serve"),
     "policy": (
         "Make a policy.",
@@ -26,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
         {
             "run": ("osmosis_ai.cli.eval:run", "Run every row of a dataset and report the rewards."),
             "compare": ("osmosis_ai.cli.compare:compare_runs", "Two runs over the same rows, side by side."),
+            "grade": ("osmosis_ai.cli.grade:grade", "Another grader over stored rollouts."),
         },
     ),
     "train": (

@@ -1,0 +1,193 @@
+"""`osmosis eval grade`: another grader over stored rollouts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from osmosis_ai.cli.display import Display, first_line
+from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, run_async, workspace_at
+from osmosis_ai.config import NAME, NAME_RULE
+from osmosis_ai.errors import UsageError
+from osmosis_ai.eval.grade import NewGrading, grade_again, record_of
+from osmosis_ai.eval.statistics import paired_difference
+from osmosis_ai.eval.stored import StoredRun, dataset_rows, last_words, read_run
+from osmosis_ai.rollout.discovery import load_grader
+from osmosis_ai.store.base import RunRecord, Store
+from osmosis_ai.store.lock import RunLock
+from osmosis_ai.types import Rollout
+
+SHOWN_FAILURES = 3
+SHOWN_CHANGES = 12
+
+
+@click.command("grade", epilog="Example: osmosis eval grade before --grader graders.py:Lenient")
+@click.argument("run_id")
+@click.option("--grader", required=True, metavar="FILE.py:CLASS", help="The grader; CLASS if it has several.")
+@click.option("--name", help="Name of the new run; RUN-CLASS without it.")
+@click.option(
+    "--dataset",
+    type=click.Path(path_type=Path),
+    help="Where the run's dataset (labels, metadata) is, when the config's path does not lead there.",
+)
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds of one grade() call.")
+@click.option("--max-concurrent", type=click.IntRange(1), default=16, show_default=True)
+@WORKSPACE
+@JSON
+def grade(
+    run_id: str,
+    grader: str,
+    name: str | None,
+    dataset: Path | None,
+    timeout: float | None,
+    max_concurrent: int,
+    workspace: Path,
+    as_json: bool,
+) -> None:
+    """Score the stored rollouts of eval RUN again, without a model call.
+
+    The new rewards are a run of their own, RUN stays as it is; what changed is shown. Rollouts whose
+    workflow failed are taken over as they are. The same command goes on where it stopped.
+    """
+    display = Display(as_json=as_json)
+    place, _, class_name = grader.partition(":")
+    found, config = load_grader(place, class_name or None)
+    name = name or f"{run_id}-{found.__name__}"
+    if not re.fullmatch(NAME, name):
+        raise UsageError(f"{name!r} cannot name a run, which must be {NAME_RULE}: give another with --name")
+    digest = hashlib.sha256(Path(inspect.getfile(found)).read_bytes()).hexdigest()[:16]
+    named = f"{Path(place).name}:{found.__name__} {digest}"
+
+    async def work() -> tuple[StoredRun, StoredRun]:
+        store = existing_store(workspace_at(workspace))
+        try:
+            origin = await read_run(store, run_id)
+            seconds = timeout or _timeout(origin.record)
+            grading = NewGrading(found, config, named, seconds, max_concurrent)
+            record = record_of(origin, name, grading)
+            rows = dataset_rows(origin.record, dataset)
+            with RunLock(workspace_at(workspace).run_folder(name)):
+                record = await _known(store, record)
+                # what a grader prints is no result of ours
+                with contextlib.redirect_stdout(sys.stderr), display.bar("grading"):
+                    display.expect("grading", len(origin.rollouts))
+                    on_end = progress(display, len(origin.rollouts))
+                    return origin, await grade_again(store, origin, record, grading, rows, on_end)
+        finally:
+            await store.close()
+
+    _show(*run_async(work()), display)
+
+
+def _timeout(record: RunRecord) -> float:
+    return float(record.config.get("rollout", {}).get("grader_timeout_seconds", 150.0))
+
+
+async def _known(store: Store, record: RunRecord) -> RunRecord:
+    """The run as it is stored when it is this one; UsageError when another has its name."""
+    known = await store.get_run(record.run_id)
+    if known is None:
+        return record
+    changed = [
+        f"  {key}: was {known.identity.get(key)!r}, is {record.identity.get(key)!r}"
+        for key in sorted({*known.identity, *record.identity})
+        if known.identity.get(key) != record.identity.get(key)
+    ]
+    if changed:
+        raise UsageError(
+            f"run {record.run_id!r} exists and was made with other inputs:\n"
+            + "\n".join(changed)
+            + "\nGive this grading another name with --name."
+        )
+    return known
+
+
+def progress(display: Display, total: int) -> Callable[[Rollout], None]:
+    """Count on the bar, and the first few failures in a line each."""
+    done = failed = 0
+
+    def on_end(rollout: Rollout) -> None:
+        nonlocal done, failed
+        done += 1
+        display.advance(done, f"{done}/{total}")
+        if rollout.reward is None:
+            failed += 1
+            if failed <= SHOWN_FAILURES:
+                display.note(
+                    f"  row {rollout.row_index}: {rollout.status.value}: {first_line(rollout.reason)}"
+                )
+
+    return on_end
+
+
+def _show(origin: StoredRun, graded: StoredRun, display: Display) -> None:
+    counts: dict[str, int] = {}
+    for rollout in graded.rollouts:
+        counts[rollout.status.value] = counts.get(rollout.status.value, 0) + 1
+    changes = _changes(origin, graded)
+    display.data(
+        {
+            "event": "graded",
+            "run_id": graded.run_id,
+            "graded_from": origin.run_id,
+            "rollouts": counts,
+            "changes": [asdict(change) for change in changes],
+        }
+    )
+    words = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    display.out(f"run {graded.run_id}: the rollouts of {origin.run_id}, graded again: {words}")
+    display.out("\n".join(_difference(origin, graded, changes)))
+
+
+@dataclass(slots=True)
+class Change:
+    """Rollouts whose reward went from one value to another; None: no reward."""
+
+    before: float | None
+    after: float | None
+    rollouts: int
+    first_row: int
+    says: str  # the last words of the first of them
+
+
+def _changes(origin: StoredRun, graded: StoredRun) -> list[Change]:
+    """What changed, the most frequent first."""
+    old = {(rollout.group_id, rollout.member): rollout for rollout in origin.rollouts}
+    found: dict[tuple[float | None, float | None], Change] = {}
+    for rollout in graded.rollouts:
+        before, after = old[rollout.group_id, rollout.member].reward, rollout.reward
+        if before == after:
+            continue
+        words = last_words(old[rollout.group_id, rollout.member])
+        change = found.setdefault((before, after), Change(before, after, 0, rollout.row_index, words))
+        change.rollouts += 1
+    return sorted(found.values(), key=lambda change: -change.rollouts)
+
+
+def _difference(origin: StoredRun, graded: StoredRun, changes: list[Change]) -> Iterator[str]:
+    if origin.rewards and graded.rewards:
+        difference = paired_difference(origin.rewards, graded.rewards)
+        yield (
+            f"  mean reward {difference.mean_first:.3f} -> {difference.mean_second:.3f} "
+            f"over {difference.estimate.num_rows} rows"
+        )
+    yield f"  {sum(change.rollouts for change in changes)} of {len(graded.rollouts)} rewards changed"
+    for change in changes[:SHOWN_CHANGES]:
+        yield (
+            f"  {_reward(change.before):>6} -> {_reward(change.after):<6} {change.rollouts:>5}  "
+            f"first row {change.first_row}: {first_line(change.says)}"
+        )
+    if len(changes) > SHOWN_CHANGES:
+        yield f"  ... and {len(changes) - SHOWN_CHANGES} more kinds of change (all with --json)"
+
+
+def _reward(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:.4g}"
