@@ -92,7 +92,10 @@ class LlmTable(Table):
     model: str = Field(description='Model name at the endpoint, or "scripted".')
     base_url: str = Field("", description="OpenAI-compatible endpoint, up to and including /v1.")
     api_key_env: str = Field("", description="Environment variable that holds the key.")
-    script: str = Field("", description='For "scripted": path.py:function that answers calls.')
+    script: str = Field(
+        "",
+        description='For "scripted": path.py:function that answers, or a session (.jsonl) of `osmosis test`.',
+    )
     timeout_seconds: float = Field(300.0, gt=0, description="Longest wait for one answer.")
     retries: int = Field(3, ge=0, description="Further tries of a call after 429, 5xx or a lost connection.")
 
@@ -211,17 +214,24 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Confi
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError([f"{path}: not valid TOML: {error}"]) from error
+    return config_of(data, path, overrides, text)
+
+
+def config_of(
+    data: dict[str, Any], source: Path, overrides: Mapping[str, Any] | None = None, text: str = ""
+) -> Config:
+    """The configuration in the tables of a file, whose text the findings' lines are from."""
     given = {dotted: value for dotted, value in (overrides or {}).items() if value is not None}
     added = {table for dotted in given if (table := dotted.partition(".")[0]) not in data}
     for dotted, value in given.items():
         table, key = dotted.split(".")
         if isinstance(data.setdefault(table, {}), dict):  # else the file itself is wrong, and says so below
             data[table][key] = value
-    file = _File(path, text, frozenset({*given, *added}))
+    file = _File(source, text, frozenset({*given, *added}))
     sources = list(_entrypoint_or_url(file, data.get("rollout")))
     try:
         config = Config.model_validate(data)
-        config._source = path
+        config._source = source
     except ValidationError as error:
         found = [_finding(file, dict(item)) for item in error.errors()]
         raise ConfigError(_in_order([*sources, *found])) from None

@@ -48,13 +48,14 @@ def config_options(command: F) -> F:
 
 
 def read_config(path: Path, name: str | None, settings: tuple[str, ...]) -> Config:
-    overrides: dict[str, Any] = dict(_setting(text) for text in settings)
+    overrides: dict[str, Any] = dict(setting(text) for text in settings)
     if name is not None:
         overrides["run.name"] = name
     return load_config(path, overrides)
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def setting(text: str) -> tuple[str, Any]:
+    """One --set, as a dotted key and its value. Raises UsageError."""
     key, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[^.\s]+\.[^.\s]+", key):
         raise UsageError(f"--set {text!r}: expected TABLE.KEY=VALUE, e.g. --set dataset.limit=10")

@@ -29,7 +29,7 @@ def transcript(rollout: Rollout) -> str:
         version = "" if leaf.policy_version is None else f"  policy version {leaf.policy_version}"
         lines.append(f"  sample {leaf.sample_id}{note}{version}")
         for message in [*leaf.messages, leaf.response]:
-            lines += _message_lines(message)
+            lines += message_lines(message)
     return "\n".join(lines)
 
 
@@ -38,7 +38,8 @@ def _leaves(turns: list[Turn]) -> list[Turn]:
     return [turn for turn in turns if turn.ordinal not in parents]
 
 
-def _message_lines(message: Message) -> list[str]:
+def message_lines(message: Message) -> list[str]:
+    """A message with its role before it, a line for each line of it."""
     role = str(message.get("role", "?"))
     texts = [_text(message.get("content"))]
     for call in message.get("tool_calls") or []:

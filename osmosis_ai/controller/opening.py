@@ -219,8 +219,18 @@ def read_rows(config: Config) -> list[Row]:
 
 
 @asynccontextmanager
-async def open_rollouts(run: OpenRun, *, training: bool, notify: Notify) -> AsyncIterator[Rollouts]:
-    """Start engine or provider, gateway and the user's server; stop them in reverse."""
+async def open_rollouts(
+    run: OpenRun,
+    *,
+    training: bool,
+    notify: Notify,
+    provider: Provider | None = None,
+    through: Callable[[Target], Target] | None = None,
+) -> AsyncIterator[Rollouts]:
+    """Start engine or provider, gateway and the user's server; stop them in reverse.
+
+    `provider` answers instead of what the config names; `through` stands before whoever answers.
+    """
     config = run.config
     rows = read_rows(config)
     async with AsyncExitStack() as stack:
@@ -228,7 +238,12 @@ async def open_rollouts(run: OpenRun, *, training: bool, notify: Notify) -> Asyn
         stack.push_async_callback(server.stop)
         starting = asyncio.ensure_future(server.ensure_running())
         stack.callback(starting.cancel)
-        target, engine, info = await _open_target(run, stack, training=training, notify=notify)
+        target: Target
+        if provider is None:
+            target, engine, info = await _open_target(run, stack, training=training, notify=notify)
+        else:
+            target, engine, info = ProviderTarget(provider), None, None
+        target = target if through is None else through(target)
         await starting
         grading = await _open_grading(run, stack, server)
         callbacks = Callbacks()
@@ -344,6 +359,8 @@ def open_provider(llm: LlmTable, config: Config) -> Provider:
     if llm.model == "scripted":
         from osmosis_ai.providers.scripted import ScriptedProvider
 
+        if llm.script.endswith(".jsonl"):
+            return ScriptedProvider.from_file(config.resolve(llm.script), model=llm.script)
         return ScriptedProvider(_script(llm.script, config), model=llm.script)
     from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider, RetryPolicy
 

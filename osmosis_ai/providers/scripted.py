@@ -6,10 +6,11 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from osmosis_ai.errors import ProviderError
+from osmosis_ai.errors import ProviderError, UsageError
 from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest
 from osmosis_ai.types import Message, ToolSchema
 
@@ -56,6 +57,26 @@ class ScriptedProvider:
             return {"role": "assistant", "content": chosen} if isinstance(chosen, str) else dict(chosen)
 
         return cls(answer, model=model)
+
+    @classmethod
+    def from_file(cls, path: Path, *, model: str = "scripted") -> ScriptedProvider:
+        """`from_texts` of a JSON Lines file: each line an assistant message, or a text. Raises UsageError."""
+        texts: list[str | Message] = []
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the script {path} cannot be read: {error}") from error
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                raise UsageError(f"{path}:{number}: not JSON: {error}") from error
+            if not isinstance(value, str | dict):
+                raise UsageError(f"{path}:{number}: expected an assistant message or a text, got {line[:80]}")
+            texts.append(value)
+        return cls.from_texts(texts, model=model)
 
     async def complete(self, request: ProviderRequest, on_text: OnText | None = None) -> ProviderAnswer:
         messages, tools = list(request.messages), list(request.tools)
