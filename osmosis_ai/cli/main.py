@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
         {
             "run": ("osmosis_ai.cli.eval:run", "Run every row of a dataset and report the rewards."),
             "compare": ("osmosis_ai.cli.compare:compare_runs", "Two runs over the same rows, side by side."),
+            "grade": ("osmosis_ai.cli.grade:grade", "Another grader over stored rollouts."),
         },
     ),
     "train": (
