@@ -13,7 +13,7 @@ import click
 
 from osmosis_ai.cli.display import Display, first_line
 from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
-from osmosis_ai.eval.compare import Comparison, Flip, Part, compare
+from osmosis_ai.eval.compare import Comparison, Flip, Part, compare, refuse_incomparable
 from osmosis_ai.eval.gates import exit_code, no_regression
 from osmosis_ai.eval.statistics import Difference
 from osmosis_ai.eval.stored import StoredRun, column_of, dataset_rows, read_run
@@ -54,6 +54,7 @@ def compare_runs(
     """
     display = Display(as_json=as_json)
     runs = asyncio.run(_read(workspace, first, second))
+    refuse_incomparable(*runs, allow_code_change=allow_code_change)  # before the dataset is looked for
     parts = None if column is None else column_of(dataset_rows(runs[1].record, dataset), column)
     comparison = compare(*runs, allow_code_change=allow_code_change, column=parts)
     gates = [no_regression(comparison.difference)] if fail_on_regression else []

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from osmosis_ai.cli.display import Display
-from osmosis_ai.cli.options import WORKSPACE, existing_store, workspace_at
+from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.report.content import Content, read_content
 from osmosis_ai.eval.report.page import page
@@ -27,12 +27,16 @@ from osmosis_ai.eval.report.page import page
     help="Where the run's dataset (labels, groups) is, when the config's path does not lead there.",
 )
 @WORKSPACE
-def report(run_id: str, output: Path | None, dataset: Path | None, workspace: Path) -> None:
+@JSON
+def report(run_id: str, output: Path | None, dataset: Path | None, workspace: Path, as_json: bool) -> None:
     """A run as one HTML file: figures, charts, and every conversation with search and filters.
 
     The file needs no network and can reach none. What looks like a key, a token or a password is redacted,
-    and so are the values of environment variables whose names say that they are secret.
+    and so are the values of environment variables whose names say that they are secret. With --json, which
+    needs -o, standard output says what was written.
     """
+    if as_json and output is None:
+        raise UsageError("--json needs -o FILE: standard output is one or the other, the report or JSON")
     if output is None and sys.stdout.isatty():
         raise UsageError(f"a report is a file: osmosis report {run_id} > report.html, or -o report.html")
     content = asyncio.run(_read(workspace, run_id, dataset))
@@ -41,11 +45,23 @@ def report(run_id: str, output: Path | None, dataset: Path | None, workspace: Pa
         sys.stdout.buffer.write(html)
     else:
         _write(output, html)
-    display = Display(as_json=False)
+    display = Display(as_json=as_json)
+    rollouts = len(content.index["rollouts"])
+    display.data(
+        {
+            "event": "report",
+            "run_id": run_id,
+            "path": str(output),
+            "rollouts": rollouts,
+            "bytes": len(html),
+            "redactions": content.redactions,
+            "notes": content.notes,
+        }
+    )
     for note in content.notes:
         display.note(f"note: {note}")
     display.note(
-        f"report of {run_id}: {len(content.index['rollouts'])} rollouts, {len(html) / 1e6:.1f} MB, "
+        f"report of {run_id}: {rollouts} rollouts, {len(html) / 1e6:.1f} MB, "
         f"{content.redactions} secrets redacted"
     )
 

@@ -71,12 +71,7 @@ def compare(
 
     Raises UsageError with every reason why the two cannot be compared.
     """
-    reasons = list(not_comparable(first, second, allow_code_change=allow_code_change))
-    if reasons:
-        raise UsageError(
-            f"runs {first.run_id!r} and {second.run_id!r} cannot be compared:\n"
-            + "\n".join(f"  {reason}" for reason in reasons)
-        )
+    refuse_incomparable(first, second, allow_code_change=allow_code_change)
     threshold = float(second.record.config.get("eval", {}).get("pass_threshold", 1.0))
     return Comparison(
         first=first.run_id,
@@ -100,7 +95,17 @@ SAME_KEYS = {
 }
 
 
-def not_comparable(first: StoredRun, second: StoredRun, *, allow_code_change: bool) -> Iterator[str]:
+def refuse_incomparable(first: StoredRun, second: StoredRun, *, allow_code_change: bool) -> None:
+    """Raise UsageError with every reason why the two cannot be compared."""
+    reasons = list(_reasons(first, second, allow_code_change=allow_code_change))
+    if reasons:
+        raise UsageError(
+            f"runs {first.run_id!r} and {second.run_id!r} cannot be compared:\n"
+            + "\n".join(f"  {reason}" for reason in reasons)
+        )
+
+
+def _reasons(first: StoredRun, second: StoredRun, *, allow_code_change: bool) -> Iterator[str]:
     """Every reason, with the way out where there is one."""
     if first.run_id == second.run_id:
         yield "they are one and the same run"

@@ -34,6 +34,7 @@ from osmosis_ai.types import RETRIED, Group, LossInput, Rollout, Row, Status, Tr
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 WRITTEN = ["concepts.md", "loop.md", "tokens.md", "metrics.md", "troubleshooting.md", "writing-agents.md"]
+WRITTEN += ["eval.md"]
 
 
 def text_of(name: str) -> str:

@@ -41,6 +41,13 @@ def test_a_report_is_one_file_on_standard_output(bench, monkeypatch):
     assert bench.run("report", "a").out.startswith("<!DOCTYPE html>")
 
 
+def test_with_json_it_says_what_was_written(bench):
+    bench.store("a", REWARDS)
+    said = json.loads(bench.run("report", "a", "-o", "r.html", "--json").out)
+    assert (said["path"], said["rollouts"], said["bytes"]) == ("r.html", 4, Path("r.html").stat().st_size)
+    assert "--json needs -o FILE" in bench.run("report", "a", "--json").err
+
+
 def test_it_says_the_figures_and_holds_every_conversation(bench):
     bench.store("a", REWARDS)
     path = written(bench)
