@@ -342,7 +342,7 @@ class Usage:
 
 
 def measure_in_flight(in_flight: int, seconds: float, waves: int) -> bool:
-    """A model that takes `seconds`: a rollout of two calls takes twice that; 2,000 at 2 s end 500 a second."""
+    """A model that takes `seconds`: a rollout of two calls takes twice that, so 2,000 end 500 a second."""
     model, url = start_model("--seconds", str(seconds))
     command = [str(Path(__file__).resolve()), "--subject", "osmosis lean", "--url", url]
     one = Measured("osmosis lean", child(*command, "--in-flight", str(in_flight)))

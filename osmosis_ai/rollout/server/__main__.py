@@ -33,6 +33,8 @@ from osmosis_ai.rollout.discovery import load_entrypoint, load_grader
 from osmosis_ai.rollout.finished import FinishedConfig, FinishedWorkflow
 from osmosis_ai.rollout.server.app import create_rollout_server
 
+# With thousands of rollouts in flight the usual 700, 10, 10 spends half of the time on collecting.
+GC_THRESHOLDS = (20_000, 20, 20)
 UNLIMITED_FILES = 65_536  # where the system names no limit
 DRAIN_SECONDS = 1.0  # the parent has closed stdin: it waits for nothing any more
 
@@ -66,6 +68,7 @@ def main() -> None:
         sys.exit(error.exit_code if isinstance(error, OsmosisError) else 2)
     gc.collect()
     gc.freeze()  # the frameworks' modules are hundreds of thousands of objects: collecting walks them no more
+    gc.set_threshold(*GC_THRESHOLDS)
     port = listener.getsockname()[1]
     names = {"workflow": backend.workflow_name, "grader": backend.grader_name}
     _say(reply, {"ready": True, "port": port, **names})
