@@ -8,12 +8,11 @@ from pathlib import Path
 import apsw
 
 from osmosis_ai.errors import StoreError
-from osmosis_ai.store.writer import store_error
+from osmosis_ai.store.writer import BUSY_TIMEOUT_MS, store_error
 
 OLDEST_SQLITE = (3, 51, 3)  # before it, a checkpoint could corrupt a database in WAL mode
 APPLICATION_ID = 0x4F534D4F  # "OSMO", in the header of our files
 MIGRATIONS = ("schema_001.sql",)  # script N takes a database from version N - 1 to N
-BUSY_TIMEOUT_MS = 10_000  # how long to wait for another process's commit
 
 
 def open_writable(path: Path) -> apsw.Connection:

@@ -1,12 +1,16 @@
-"""One thread that writes, and commits everything that waits at once.
+"""Commits everything that waits at once: applied where it was awaited, committed by a thread.
 
     await write(a) ┐
-    await write(b) ├─> BEGIN  a  b  c  COMMIT (one fsync) ─> all three return
-    await write(c) ┘
+    await write(b) ├─> BEGIN  a  b  c ─> thread: COMMIT (one fsync) ─> all three return
+    await write(c) ┘   on the event loop
 
-A write that fails is rolled back alone: then the batch is done again, each write in a savepoint of its own
-(which costs two statements, so not the first time). A commit that fails (disk full, I/O error) fails
-all that waited for it; the thread goes on, so the next write works as soon as the disk does.
+While the thread waits for the disk, others gather for the next commit. The statements run on the event
+loop, where each costs some 10 us; a second thread would have to wait for the interpreter lock before and
+after each of them, up to 5 ms a time when the loop has work to do.
+
+A write that fails is rolled back alone: the batch is rolled back and done again by the thread, each write in
+a savepoint of its own. So is a batch that finds another process writing: the loop waits for nobody. A commit
+that fails (disk full, I/O error) fails all that waited for it; the next write works as soon as the disk does.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +32,8 @@ from osmosis_ai.errors import StoreError
 T = TypeVar("T")
 Work = Callable[[apsw.Connection], Any]
 
-MAX_BATCH = 512  # writes that share one commit
+MAX_BATCH = 128  # writes that share one commit
+BUSY_TIMEOUT_MS = 10_000  # how long to wait for another process's commit
 
 
 @dataclass(slots=True)
@@ -50,9 +56,12 @@ class _Write:
             self.future.set_result(self.result)
 
 
-def _acknowledge_all(writes: list[_Write]) -> None:
-    for write in writes:
-        write.acknowledge()
+@dataclass(slots=True)
+class _Batch:
+    """Writes that share a commit; `applied` to an open transaction, or still to be done."""
+
+    writes: list[_Write]
+    applied: bool
 
 
 class Writer:
@@ -62,7 +71,10 @@ class Writer:
         self._connection = connection
         self._path = path
         self._on_rollback = on_rollback  # what was looked up inside the write is no longer true
-        self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._waiting: deque[_Write] = deque()
+        # Held from BEGIN to the end of COMMIT, by the loop first and then by the thread.
+        self._connection_in_use = threading.Lock()
+        self._to_commit: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="osmosis-store", daemon=True)
         self._thread.start()
@@ -77,7 +89,8 @@ class Writer:
             raise StoreError(f"{self._path}: the store is closed")
         loop = asyncio.get_running_loop()
         write = _Write(work, loop, loop.create_future())
-        self._queue.put(write)
+        self._waiting.append(write)
+        loop.call_soon(self._begin)  # not at once: what is awaited in the same moment comes along
         result: T = await write.future
         return result
 
@@ -85,37 +98,70 @@ class Writer:
         """Finish what waits, then stop. Blocks; safe to call twice."""
         if not self._closed:
             self._closed = True
-            self._queue.put(None)
+            self._to_commit.put(None)
         self._thread.join()
 
-    def _run(self) -> None:
-        open_ = True
-        while open_:
-            batch, open_ = self._take()
-            if batch:
-                self._commit(batch)
-                self._acknowledge(batch)
+    def _begin(self) -> None:
+        """Apply what waits, unless a batch is under way: then its end begins the next."""
+        while self._waiting and self._connection_in_use.acquire(blocking=False):
+            writes = self._take()
+            if writes:
+                self._to_commit.put(_Batch(writes, self._apply_on_loop(writes)))
+                return
+            self._connection_in_use.release()
 
-    def _take(self) -> tuple[list[_Write], bool]:
-        """Wait for one write and take along all others that wait. False: the last batch."""
-        batch: list[_Write] = []
-        try:
-            item = self._queue.get()
-            while item is not None and len(batch) < MAX_BATCH:
-                batch.append(item)
-                item = self._queue.get_nowait()
-            if item is not None:
-                batch.append(item)
-        except queue.Empty:
-            return batch, True
-        return batch, item is not None
+    def _take(self) -> list[_Write]:
+        writes: list[_Write] = []
+        while self._waiting and len(writes) < MAX_BATCH:
+            writes.append(self._waiting.popleft())
+        return writes
 
-    def _commit(self, batch: list[_Write]) -> None:
+    def _apply_on_loop(self, writes: list[_Write]) -> bool:
+        """False, and nothing done, when a write fails or another process is writing."""
         try:
+            self._connection.set_busy_timeout(0)
             self._connection.execute("BEGIN IMMEDIATE")
-            if not self._apply_together(batch):
+        except apsw.Error:  # the thread will meet it again, and wait or report it
+            return False
+        finally:
+            self._connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+        return self._apply_together(writes)
+
+    def _run(self) -> None:
+        while (batch := self._to_commit.get()) is not None:
+            self._finish(batch)
+        # Closed: what a loop has applied meanwhile, and then what no loop has taken.
+        while self._finish_applied() or self._finish_waiting():
+            pass
+
+    def _finish_applied(self) -> bool:
+        try:
+            batch = self._to_commit.get(timeout=0.01)
+        except queue.Empty:
+            return False
+        if batch is not None:
+            self._finish(batch)
+        return True
+
+    def _finish_waiting(self) -> bool:
+        if not self._connection_in_use.acquire(blocking=False):
+            return True  # a loop is about to pass a batch on
+        writes = self._take()
+        self._finish(_Batch(writes, applied=False))
+        return bool(writes)
+
+    def _finish(self, batch: _Batch) -> None:
+        if batch.writes:
+            self._commit(batch)
+        self._connection_in_use.release()
+        if not self._acknowledge(batch.writes) and self._waiting:
+            self._finish_waiting()
+
+    def _commit(self, batch: _Batch) -> None:
+        try:
+            if not batch.applied:
                 self._connection.execute("BEGIN IMMEDIATE")
-                for write in batch:
+                for write in batch.writes:
                     self._apply(write)
             self._connection.execute("COMMIT")
         except apsw.Error as error:
@@ -123,13 +169,13 @@ class Writer:
                 with suppress(apsw.Error):  # the disk may refuse this too; the next BEGIN recovers
                     self._connection.execute("ROLLBACK")
             self._on_rollback()
-            for write in batch:
+            for write in batch.writes:
                 write.error = write.error or store_error(self._path, error)
 
-    def _apply_together(self, batch: list[_Write]) -> bool:
+    def _apply_together(self, writes: list[_Write]) -> bool:
         """False when one of them failed; then nothing was done."""
         try:
-            for write in batch:
+            for write in writes:
                 write.result = write.work(self._connection)
         except Exception:  # whose fault it is shows when they are done one by one
             if self._connection.in_transaction:  # a full disk ends it
@@ -157,15 +203,22 @@ class Writer:
         self._on_rollback()
         write.error = error
 
-    @staticmethod
-    def _acknowledge(batch: list[_Write]) -> None:
-        """One wake-up per event loop, not one per write."""
+    def _acknowledge(self, writes: list[_Write]) -> bool:
+        """One wake-up per event loop, not one per write; the first begins the next batch. False: none did."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
-        for write in batch:
+        for write in writes:
             by_loop.setdefault(write.loop, []).append(write)
-        for loop, writes in by_loop.items():
+        woken = False
+        for loop, done in by_loop.items():
             with suppress(RuntimeError):  # the loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(_acknowledge_all, writes)
+                loop.call_soon_threadsafe(self._wake, done)
+                woken = True
+        return woken
+
+    def _wake(self, done: list[_Write]) -> None:
+        for write in done:
+            write.acknowledge()
+        self._begin()
 
 
 def store_error(path: Path, error: apsw.Error) -> StoreError:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -226,3 +227,45 @@ async def test_a_really_full_disk_fails_the_write_and_nothing_else(small_disk):
     (found,) = await store.rollouts(ALL)
     assert len(found.turns) == taken + 1 > 4
     await store.close()
+
+
+# --- many loops, one writer
+
+
+def test_writes_of_several_event_loops_share_the_writer_and_none_is_forgotten(path):
+    asyncio.run(make_run(path))
+    store = SqliteStore(path)
+
+    async def one_loop(number):
+        for i in range(30):
+            names = [f"{number}-{i}-{j}" for j in range(3)]
+            await asyncio.gather(*(store.start_rollout(rollout(name)) for name in names))
+            await asyncio.gather(*(store.append_turn(turn(rollout_id=name)) for name in names))
+            with pytest.raises(StoreError, match="started already"):
+                await store.start_rollout(rollout(names[0]))
+
+    threads = [threading.Thread(target=asyncio.run, args=(one_loop(number),)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = asyncio.run(store.rollouts(ALL))
+    asyncio.run(store.close())
+    assert len(found) == 4 * 30 * 3
+    assert all(len(one.turns) == 1 for one in found)
+
+
+async def test_a_write_waits_for_another_process_and_the_loop_does_not(store, path):
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE")
+    writing = asyncio.create_task(store.append_turn(turn()))
+    beats = 0
+    while beats < 20:  # the loop goes on
+        await asyncio.sleep(0.005)
+        beats += 1
+    assert not writing.done()
+    other.execute("COMMIT")
+    other.close()
+    await writing
+    (found,) = await store.rollouts(ALL)
+    assert len(found.turns) == 1
