@@ -72,12 +72,14 @@ def dataset_rows(record: RunRecord, dataset: Path | None = None) -> dict[int, Ro
     """The rows of the run's dataset by index, when the file is still what it was.
 
     The store keeps no labels and no metadata: they are read from `dataset`, or else from the path in the
-    run's configuration, which is relative to the working directory here. Raises UsageError, which says why.
+    run's configuration, relative to the config file (its "source"), or to the working directory where the
+    run does not say where that file was. Raises UsageError, which says why.
     """
     named = str(record.config.get("dataset", {}).get("path", ""))
     if dataset is None and not named:
         raise UsageError(f"run {record.run_id!r}: its config names no dataset. Name the file with --dataset.")
-    path = (dataset or Path(named)).expanduser()
+    folder = Path(record.config.get("source", "")).parent  # of the config file; without it, the working one
+    path = (dataset or folder / named).expanduser()
     if not path.is_file():
         raise UsageError(
             f"run {record.run_id!r}: its dataset {str(path)!r} is not there (a path of its config is "

@@ -33,8 +33,15 @@ from osmosis_ai.types import RETRIED, Group, LossInput, Rollout, Row, Status, Tr
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
-WRITTEN = ["concepts.md", "loop.md", "tokens.md", "metrics.md", "troubleshooting.md", "writing-agents.md"]
-WRITTEN += ["eval.md"]
+WRITTEN = [
+    "concepts.md",
+    "eval.md",
+    "loop.md",
+    "metrics.md",
+    "tokens.md",
+    "troubleshooting.md",
+    "writing-agents.md",
+]
 
 
 def text_of(name: str) -> str:

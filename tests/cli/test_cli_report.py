@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,26 @@ def test_secrets_are_redacted_and_words_are_kept(text, redacted):
     redact = Redactor({"MY_SECRET": "correct-horse-battery", "OTHER_TOKEN": "short", "HOME": "/root/home"})
     assert redact(text) == redacted
     assert redact.count == (text != redacted)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "KEY",
+        "KEY_",
+        "eyJ-",
+        "eyJaaaaaaaaa.",
+        "bearer ",
+        "-----BEGIN PRIVATE KEY ",
+        "://a:",
+        "secret = '",
+        "sk-",
+    ],
+)
+def test_text_that_was_made_to_be_slow_is_not(unit):
+    began = time.perf_counter()
+    Redactor({"A_TOKEN": "abcdefgh"})(unit * (200_000 // len(unit)))
+    assert time.perf_counter() - began < 3.0
 
 
 def test_secrets_are_redacted_wherever_they_stand_in_a_run(bench, monkeypatch):

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from osmosis_ai.datasets import dataset_fingerprint
 from osmosis_ai.eval.compare import compare, mcnemar_p_value
 from osmosis_ai.eval.gates import exit_code, mean_at_least
 from osmosis_ai.eval.statistics import mean_reward
-from osmosis_ai.eval.stored import StoredRun, counted, text_of
+from osmosis_ai.eval.stored import StoredRun, column_of, counted, dataset_rows, text_of
 from osmosis_ai.store.base import RunRecord
 from osmosis_ai.types import Rollout, Sample, Status
 
@@ -76,6 +77,14 @@ def test_the_last_attempt_at_a_place_counts_and_one_that_runs_does_not():
     runs = replace(first, rollout_id="x2", attempt=2, status=Status.RUNNING)
     other = replace(first, rollout_id="y", member=1)
     assert [rollout.rollout_id for rollout in counted([runs, other, again, first])] == ["x1", "y"]
+
+
+def test_the_dataset_is_looked_for_beside_the_config_file(tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"user_prompt": "hi", "metadata": {"kind": "greeting"}}')
+    identity = {"dataset": dataset_fingerprint(tmp_path / "data.jsonl")[:16]}
+    config = {"source": str(tmp_path / "eval.toml"), "dataset": {"path": "data.jsonl"}}
+    rows = dataset_rows(RunRecord("a", "eval", "done", 0.0, identity, config))
+    assert column_of(rows, "kind") == {0: "greeting"}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ _HINTS = (
     "github_pat_", "glpat-", "hf_", "npm_", "xox", "akia", "asia", "aiza", "eyj", "bearer", "basic", "://",
     "key", "token", "secret", "passw", "credential",
 )  # fmt: skip
-# What is kept stands in the group `keep`; the secret is what follows it.
+# What is kept stands in a group `keep_...`; the secret is what follows it. Whatever is tried at many places
+# is bounded in length: text that a model made up for it must not take quadratic time.
 _SHAPES = re.compile(
     r"""
       (?P<pem>-----BEGIN\ [A-Z ]*PRIVATE\ KEY-----[\s\S]*?(?:-----END\ [A-Z ]*PRIVATE\ KEY-----|\Z))
@@ -25,10 +26,10 @@ _SHAPES = re.compile(
     | \bxox[abeoprs]-[A-Za-z0-9-]{10,}                                 # Slack
     | \b(?:AKIA|ASIA)[0-9A-Z]{16}\b                                    # AWS
     | \bAIza[0-9A-Za-z_-]{30,}                                         # Google
-    | \beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*        # JSON Web Token
+    | \beyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,6000}\.[A-Za-z0-9_-]*        # JSON Web Token
     | (?P<keep_scheme>(?i:\b(?:bearer|basic)\s+))[A-Za-z0-9._~+/=-]{8,}
     | (?P<keep_url>://[^\s/:@]{1,64}:)[^\s/@]{1,256}(?=@)              # https://user:password@host
-    | (?P<keep_env>\b[A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)[A-Z0-9_]*
+    | (?P<keep_env>\b[A-Z][A-Z0-9_]{0,60}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)[A-Z0-9_]{0,60}
       \s*[=:]\s*["']?)[^\s"',;]{6,}                                    # OPENAI_API_KEY=...
     | (?P<keep_name>(?i:\b(?:api[_-]?key|secret|password|passwd|(?:access|auth|refresh)[_-]?token))
       \\?["']?\s*[=:]\s*\\?["']?)[^\s"',;\\]{6,}                       # "api_key": "..."
