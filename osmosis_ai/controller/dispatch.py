@@ -358,9 +358,16 @@ class _Flight:
         if body.get("status") != "success":
             timed_out = body.get("err_category") == "timeout"
             await self._fail(Status.WORKFLOW_TIMEOUT if timed_out else Status.WORKFLOW_ERROR, message)
+        else:
+            await self._refuse_unanswered()
+        self._finished = True
+
+    async def _refuse_unanswered(self) -> None:
+        """A workflow that went on after its model had failed would be graded for our failure: it is not."""
+        if self._counters().failure is not None:
+            await self._fail(Status.WORKFLOW_ERROR, "")
         elif not self._rollout.turns:
             await self._land(Status.NO_TURNS, self._no_turns_reason())
-        self._finished = True
 
     async def _fail(self, status: Status, message: str) -> None:
         """The workflow failed: by itself, or because its model did."""
@@ -376,8 +383,9 @@ class _Flight:
         self._rollout.turns = await self._d._gateway.seal(self._rollout.rollout_id)
         if body.get("status") != "COMPLETED":
             return await self._fail(Status.WORKFLOW_ERROR, str(body.get("error_message") or ""))
-        if not self._rollout.turns:
-            return await self._land(Status.NO_TURNS, self._no_turns_reason())
+        await self._refuse_unanswered()
+        if self._landed.done():
+            return None
         given = finished_sample(body, self._rollout.turns)
         if given["reward"] is not None:
             samples = {self._d._server.sample_id: given}

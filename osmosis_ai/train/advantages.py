@@ -11,6 +11,8 @@ def mean_baseline(rewards: Sequence[float]) -> list[float]:
 
     Rewards 1, 0, 0, 1 give +0.5, -0.5, -0.5, +0.5; equal rewards give zeros: no signal.
     """
+    if max(rewards) == min(rewards):
+        return [0.0] * len(rewards)  # the mean of six times 0.2 is not quite 0.2
     mean = math.fsum(rewards) / len(rewards)
     return [reward - mean for reward in rewards]
 

@@ -72,6 +72,14 @@ class Lean(AgentWorkflow):
     async def other_rollout(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
         await call(replace(PolicyEndpoint.of(rollout), rollout_id="bad.r0.m0.a0"), messages)
 
+    async def model_failure_ignored(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
+        """The first call is answered, the second is not, and the agent goes on as if nothing had been."""
+        await call(PolicyEndpoint.of(rollout), messages)
+        try:
+            await call(PolicyEndpoint.of(rollout), [*messages, {"role": "user", "content": "and then?"}])
+        except PolicyCallError:
+            messages.append({"role": "assistant", "content": "I made this up."})
+
     async def late(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
         await call(PolicyEndpoint.of(rollout), messages)
         endpoint = PolicyEndpoint.of(rollout)
@@ -170,6 +178,11 @@ def escapes(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]
 def breaks(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
     """A model that is broken."""
     return {"content": str(1 / 0)}
+
+
+def breaks_later(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
+    """A model that answers once."""
+    return answer(messages, tools, random) if len(messages) == 1 else breaks(messages, tools, random)
 
 
 def long_winded(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:

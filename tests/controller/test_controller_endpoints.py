@@ -91,3 +91,16 @@ async def test_a_model_error_is_tried_again_by_the_next_life_of_the_run_a_result
     assert (again.status, again.attempt) == (Status.MODEL_ERROR, 5)
     assert raised.status is Status.WORKFLOW_ERROR
     assert raised_again.rollout_id == raised.rollout_id
+
+
+async def test_a_workflow_that_goes_on_without_its_model_has_no_reward(tmp_path: Path):
+    config = configure(
+        tmp_path,
+        [("model_failure_ignored", "wrong")],
+        llm__script=f"{AGENTS}:breaks_later",
+        rollout__retries=0,
+    )
+    [rollout] = await run_eval(config, tmp_path)
+    assert (rollout.status, rollout.reward) == (Status.MODEL_ERROR, None)
+    assert "ZeroDivisionError" in rollout.reason
+    assert len(rollout.turns) == 1  # what was answered is kept

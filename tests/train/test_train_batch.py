@@ -16,6 +16,7 @@ def test_advantages_of_one_right_answer_in_four():
 
 def test_equal_rewards_give_no_signal_and_no_division_by_zero():
     assert group_standardised([0.3, 0.3, 0.3]) == [0.0, 0.0, 0.0]
+    assert mean_baseline([0.2] * 6) == [0.0] * 6  # whose mean is not quite 0.2
     batch = build_batch([group(rollout(1.0), rollout(1.0, member=1))], [], group_standardised)
     assert batch.samples == []
     assert batch.groups_with_signal == 0
