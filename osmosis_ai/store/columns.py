@@ -237,8 +237,10 @@ def _by_id(db: apsw.Connection, table: str, ids: set[int]) -> dict[int, Any]:
 
 
 def _sample(row: Record, contents: _Contents) -> Sample:
-    _, sample_id, _, messages, reward, removed, metrics = row
-    return Sample(sample_id, contents.list_of(messages), reward, bool(removed), json.loads(metrics))
+    _, sample_id, _, messages, reward, removed, metrics, frozen = row
+    return Sample(
+        sample_id, contents.list_of(messages), reward, bool(removed), json.loads(metrics), bool(frozen)
+    )
 
 
 def _turn(row: Record, earlier: list[Turn], contents: _Contents) -> Turn:

@@ -294,7 +294,7 @@ class SqliteStore:
     ) -> None:
         sample = packed.sample
         db.execute(
-            "INSERT INTO sample VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO sample VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 rollout_id,
                 sample.sample_id,
@@ -303,6 +303,7 @@ class SqliteStore:
                 sample.reward,
                 int(sample.removed),
                 packed.metrics,
+                int(sample.frozen),
             ),
         )
 

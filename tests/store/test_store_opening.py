@@ -7,17 +7,19 @@ import time
 
 import apsw
 import pytest
-from store_nouns import RUN
+from store_nouns import RUN, rollout
 
 from osmosis_ai.errors import RunLockedError, StoreError
 from osmosis_ai.store import schema
+from osmosis_ai.store.base import RolloutFilter
 from osmosis_ai.store.lock import RunLock
 from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.types import Sample, Status
 
 
 async def test_a_new_database_has_todays_version_and_the_durable_settings(store):
     db = store._db
-    assert db.pragma("user_version") == len(schema.MIGRATIONS) == 1
+    assert db.pragma("user_version") == len(schema.MIGRATIONS) == 2
     assert (db.pragma("journal_mode"), db.pragma("synchronous"), db.pragma("foreign_keys")) == ("wal", 2, 1)
 
 
@@ -42,10 +44,26 @@ def test_migrations_run_in_order_once_and_all_or_none(path):
     assert db.execute("SELECT * FROM a").fetchall() == [(1, 5)]
 
 
+async def test_a_database_of_version_1_keeps_its_samples_and_takes_frozen_ones(path):
+    db = apsw.Connection(str(path))
+    schema.migrate(db, path, schema._scripts()[:1])
+    db.execute("INSERT INTO run VALUES ('run-1', 'train', 'running', 100.0, '{}', '{}', '')")
+    db.execute("INSERT INTO rollout VALUES ('r0', 'run-1', 4, 'g1', 0, 0, 1, 'graded', '', 1.0, 2.0)")
+    db.execute("INSERT INTO sample VALUES ('r0', 'old', 0, '[]', 0.5, 0, '{}')")
+    db.close()
+    store = SqliteStore(path)
+    await store.start_rollout(rollout())
+    await store.end_rollout("r1", Status.GRADED, "", [Sample("new", reward=1.0, frozen=True)], 0.0)
+    r0, r1 = await store.rollouts(RolloutFilter("run-1"))
+    assert r0.samples == {"old": Sample("old", reward=0.5)}
+    assert r1.samples == {"new": Sample("new", reward=1.0, frozen=True)}
+    await store.close()
+
+
 async def test_a_database_of_a_newer_version_is_refused(path):
     await SqliteStore(path).close()
     apsw.Connection(str(path)).pragma("user_version", 7)
-    with pytest.raises(StoreError, match=r"newer Osmosis \(schema version 7, known here up to 1\). Upgrade"):
+    with pytest.raises(StoreError, match=r"newer Osmosis \(schema version 7, known here up to 2\). Upgrade"):
         SqliteStore(path)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import apsw
 import pytest
@@ -209,6 +209,14 @@ async def test_samples_keep_their_order_and_missing_reward(store):
     samples = [Sample("z", reward=1.0), Sample("a", reward=None), Sample("m", reward=0.0, removed=True)]
     await store.end_rollout("r1", Status.GRADED, "", samples, 0.0)
     assert list((await only(store)).samples.values()) == samples
+
+
+async def test_every_field_of_a_sample_comes_back(store):
+    sample = Sample("a", [{"role": "user", "content": "1 + 1?"}], 0.25, True, {"length": 2.0}, True)
+    plain = Sample("b")
+    assert all(getattr(sample, f.name) != getattr(plain, f.name) for f in fields(Sample))
+    await store.end_rollout("r1", Status.GRADED, "", [sample, plain], 0.0)
+    assert (await only(store)).samples == {"a": sample, "b": plain}
 
 
 # --- reading
