@@ -1,18 +1,16 @@
 """Opening a run: what it needs, in order, and closed in reverse. The only place that knows all the parts.
 
-A run is named; the same name with the same inputs goes on where it stopped. What must not change between
-two lives of a run is its *identity*: data, code, model and every setting that changes a result.
+A run is named; the same name with the same inputs goes on where it stopped (see `identity.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib.util
 import os
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +20,13 @@ from osmosis_ai.config import Config, LlmTable, PolicyTable
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.dispatch import Dispatcher, DispatchSettings
 from osmosis_ai.controller.grading import Grading
+from osmosis_ai.controller.identity import refuse_changes, run_identity
 from osmosis_ai.controller.remote import Address, check_reachable, connect
 from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.controller.user_server import UserCode, UserServer
-from osmosis_ai.datasets import dataset_fingerprint, load_rows
+from osmosis_ai.datasets import load_rows
 from osmosis_ai.engine.base import Engine, EngineInfo, EngineSpec
-from osmosis_ai.errors import EntrypointError, UsageError
+from osmosis_ai.errors import UsageError
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.render import TemplateRenderer
@@ -40,9 +39,6 @@ from osmosis_ai.store.workspace import Workspace, numbered
 from osmosis_ai.types import Rollout, Row
 
 Notify = Callable[[str], None]
-
-# Settings that change how fast or how far a run goes, not what a step computes.
-FREE_TRAIN_KEYS = {"checkpoint_every", "keep_checkpoints", "audit_gate"}
 
 
 @dataclass(slots=True)
@@ -94,7 +90,7 @@ async def open_run(
         known = await store.get_run(run_id)
         if known is not None:
             refuse_changes(known, identity, kind)
-        plain = config.model_dump(mode="json")
+        plain = {**config.model_dump(mode="json"), "source": str(config.source.absolute())}
         record = known or RunRecord(run_id, kind, "running", time.time(), identity, plain)
         resumed = known is not None
         yield OpenRun(record, folder, store, config, workspace, resumed=resumed, stored=resumed)
@@ -109,94 +105,6 @@ async def _run_id(store: Store, name: str, *, fresh: bool) -> str:
     if fresh and numbered(name, number) in taken:
         number += 1
     return numbered(name, number)
-
-
-def refuse_changes(known: RunRecord, identity: Mapping[str, Any], kind: RunKind) -> None:
-    """Raise UsageError naming everything that is not as it was when the run began."""
-    if known.kind != kind:
-        raise UsageError(
-            f"run {known.run_id!r} is a run of kind {known.kind!r}, not {kind!r}; "
-            "give this one another name ([run] name, or --name)."
-        )
-    changes = [
-        f"  {key}: was {known.identity.get(key)!r}, is {identity.get(key)!r}"
-        for key in sorted({*known.identity, *identity})
-        if known.identity.get(key) != identity.get(key)
-    ]
-    if changes:
-        raise UsageError(
-            f"run {known.run_id!r} exists and was made with other inputs:\n"
-            + "\n".join(changes)
-            + "\nUndo the change to go on with it, start a new run with --fresh (the old one is kept), "
-            "or choose another name (--name)."
-        )
-
-
-def run_identity(config: Config, kind: RunKind, workspace: Workspace) -> dict[str, Any]:
-    """Everything that a resumed run must share with its first life, as flat keys that can be named."""
-    identity: dict[str, Any] = {
-        "seed": config.run.seed,
-        "dataset": dataset_fingerprint(config.resolve(config.dataset.path))[:16],
-        "dataset.limit": config.dataset.limit,
-        "dataset.offset": config.dataset.offset,
-        "entrypoint": _code_fingerprint(config),
-        "model": _model_identity(config, workspace),
-    }
-    if config.rollout.grader_entrypoint:
-        identity["grader"] = _file_digest(config, "grader_entrypoint", config.rollout.grader_entrypoint)
-    identity |= {f"sampling.{k}": v for k, v in config.sampling.model_dump().items()}
-    identity |= {f"workflow.{k}": repr(v) for k, v in config.workflow.items()}
-    if kind == "train":
-        train = config.train.model_dump()
-        free = FREE_TRAIN_KEYS | ({"steps"} if config.train.final_learning_rate == 1.0 else set())
-        identity |= {f"train.{k}": v for k, v in train.items() if k not in free}
-    else:
-        identity["eval.attempts"] = config.eval.attempts
-    return identity
-
-
-def _code_fingerprint(config: Config) -> str:
-    """Digest of the entrypoint's source, or the URL of what runs it elsewhere. Raises EntrypointError."""
-    if config.rollout.url:
-        return f"at {config.rollout.url}"
-    return _file_digest(config, "entrypoint", config.rollout.entrypoint)
-
-
-def _file_digest(config: Config, key: str, entrypoint: str) -> str:
-    """Digest of a file or module that [rollout] names. Raises EntrypointError when there is none."""
-    path = config.resolve(entrypoint)
-    if not entrypoint.endswith(".py"):
-        try:
-            spec = importlib.util.find_spec(entrypoint)
-        except (ImportError, ValueError) as error:
-            raise EntrypointError(f"rollout.{key} = {entrypoint!r}: {error}") from error
-        if spec is None or spec.origin is None:
-            raise EntrypointError(
-                f"rollout.{key} = {entrypoint!r} is neither a .py file nor a module that can be found"
-            )
-        path = Path(spec.origin)
-    if not path.is_file():
-        near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise EntrypointError(
-            f"rollout.{key} = {entrypoint!r}: there is no file {path}. "
-            f"Python files beside it: {', '.join(near) or 'none'}."
-        )
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def _model_identity(config: Config, workspace: Workspace) -> str:
-    if config.policy is not None:
-        folder = workspace.policy_folder(config.policy.path, config.source.parent)
-        digest = hashlib.sha256()
-        for file in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.j*")):
-            digest.update(file.name.encode() + file.read_bytes())
-        table = config.policy
-        adapter = f"lora of rank {table.lora_rank}" if table.adapter == "lora" else "all weights"
-        order = ", one request at a time" if table.deterministic else ""
-        return f"policy {digest.hexdigest()[:16]}, {adapter}, {table.dtype}{order}"
-    if config.llm is not None:
-        return f"{config.llm.model} at {config.llm.base_url or config.llm.script}"
-    return "none"
 
 
 # --- the parts that run rollouts ---------------------------------------------------------------------

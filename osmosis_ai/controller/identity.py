@@ -1,0 +1,156 @@
+"""The identity of a run: what must not change between two of its lives, and who says what did.
+
+Data, code, model and every setting that changes a result, as flat keys, so that a refusal can name them.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.config import Config
+from osmosis_ai.datasets import dataset_fingerprint
+from osmosis_ai.errors import EntrypointError, UsageError
+from osmosis_ai.store.base import RunKind, RunRecord
+from osmosis_ai.store.workspace import Workspace
+
+# Settings that change how fast or how far a run goes, not what a step computes.
+FREE_TRAIN_KEYS = {"checkpoint_every", "keep_checkpoints", "audit_gate"}
+
+
+def refuse_changes(known: RunRecord, identity: Mapping[str, Any], kind: RunKind) -> None:
+    """Raise UsageError naming everything that is not as it was when the run began."""
+    if known.kind != kind:
+        raise UsageError(
+            f"run {known.run_id!r} is a run of kind {known.kind!r}, not {kind!r}; "
+            "give this one another name ([run] name, or --name)."
+        )
+    changes = [
+        f"  {key}: was {known.identity.get(key)!r}, is {identity.get(key)!r}"
+        for key in sorted({*known.identity, *identity})
+        if known.identity.get(key) != identity.get(key)
+    ]
+    if changes:
+        raise UsageError(
+            f"run {known.run_id!r} exists and was made with other inputs:\n"
+            + "\n".join(changes)
+            + "\nUndo the change to go on with it, start a new run with --fresh (the old one is kept), "
+            "or choose another name (--name)."
+        )
+
+
+def run_identity(config: Config, kind: RunKind, workspace: Workspace) -> dict[str, Any]:
+    """Everything that a resumed run must share with its first life, as flat keys that can be named."""
+    identity: dict[str, Any] = {
+        "seed": config.run.seed,
+        "dataset": dataset_fingerprint(config.resolve(config.dataset.path))[:16],
+        "dataset.limit": config.dataset.limit,
+        "dataset.offset": config.dataset.offset,
+        "model": _model_identity(config, workspace),
+    }
+    identity |= _code_identity(config)
+    identity |= {f"sampling.{k}": v for k, v in config.sampling.model_dump().items()}
+    identity |= {f"workflow.{k}": repr(v) for k, v in config.workflow.items()}
+    if kind == "train":
+        train = config.train.model_dump()
+        free = FREE_TRAIN_KEYS | ({"steps"} if config.train.final_learning_rate == 1.0 else set())
+        identity |= {f"train.{k}": v for k, v in train.items() if k not in free}
+    else:
+        identity["eval.attempts"] = config.eval.attempts
+    return identity
+
+
+def _code_identity(config: Config) -> dict[str, str]:
+    """The user's code: digests of its sources, or the URL of what runs it elsewhere."""
+    table = config.rollout
+    if table.url:
+        identity = {"entrypoint": f"at {table.url}"}
+    else:
+        identity = {"entrypoint": _digest(local_sources(source_of(config, "entrypoint", table.entrypoint)))}
+    if table.grader_entrypoint:
+        path = source_of(config, "grader_entrypoint", table.grader_entrypoint)
+        identity["grader"] = _digest(local_sources(path))
+    identity |= {f"rollout.{key}": name for key in ("workflow", "grader") if (name := getattr(table, key))}
+    return identity
+
+
+def local_sources(entrypoint: Path) -> list[Path]:
+    """The entrypoint and every module beside it that it imports, directly or not.
+
+    main.py with `import tools` and a tools.py beside it: [main.py, tools.py]; what is installed elsewhere,
+    and what is imported under a computed name, is not followed.
+    """
+    found, waiting = {entrypoint}, [entrypoint]
+    while waiting:
+        for name in _imported(waiting.pop()):
+            top = entrypoint.parent / name.split(".")[0]
+            sources = (
+                sorted(top.rglob("*.py")) if (top / "__init__.py").is_file() else [top.with_suffix(".py")]
+            )
+            new = [path for path in sources if path.is_file() and path not in found]
+            found.update(new)
+            waiting += new
+    return sorted(found)
+
+
+def _imported(path: Path) -> set[str]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError:
+        return set()  # the rollout server will say so, with the line
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.update([node.module] if node.module else [alias.name for alias in node.names])
+    return names
+
+
+def _digest(paths: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def source_of(config: Config, key: str, entrypoint: str) -> Path:
+    """The file or module that [rollout] names. Raises EntrypointError when there is none."""
+    path = config.resolve(entrypoint)
+    if not entrypoint.endswith(".py"):
+        try:
+            spec = importlib.util.find_spec(entrypoint)
+        except (ImportError, ValueError) as error:
+            raise EntrypointError(f"rollout.{key} = {entrypoint!r}: {error}") from error
+        if spec is None or spec.origin is None:
+            raise EntrypointError(
+                f"rollout.{key} = {entrypoint!r} is neither a .py file nor a module that can be found"
+            )
+        path = Path(spec.origin)
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        raise EntrypointError(
+            f"rollout.{key} = {entrypoint!r}: there is no file {path}. "
+            f"Python files beside it: {', '.join(near) or 'none'}."
+        )
+    return path
+
+
+def _model_identity(config: Config, workspace: Workspace) -> str:
+    if config.policy is not None:
+        folder = workspace.policy_folder(config.policy.path, config.source.parent)
+        files = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.j*"))
+        table = config.policy
+        adapter = f"lora of rank {table.lora_rank}" if table.adapter == "lora" else "all weights"
+        order = ", one request at a time" if table.deterministic else ""
+        return f"policy {_digest(files)}, {adapter}, {table.dtype}{order}"
+    if config.llm is not None:
+        script = config.resolve(config.llm.script.partition(":")[0])
+        if config.llm.model == "scripted" and script.is_file():
+            return f"script {config.llm.script} {_digest([script])}"
+        return f"{config.llm.model} at {config.llm.base_url or config.llm.script}"
+    return "none"
