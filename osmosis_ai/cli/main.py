@@ -26,13 +26,17 @@ COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
         "Evaluate a workflow with any model.",
         {
             "run": ("osmosis_ai.cli.eval:run", "Run every row of a dataset and report the rewards."),
+            "submit": ("osmosis_ai.cli.submit:submit_eval", "Check an eval before it runs (--dry-run)."),
             "compare": ("osmosis_ai.cli.compare:compare_runs", "Two runs over the same rows, side by side."),
             "grade": ("osmosis_ai.cli.grade:grade", "Another grader over stored rollouts."),
         },
     ),
     "train": (
         "Train a policy with a workflow and its grader.",
-        {"run": ("osmosis_ai.cli.train:run", "Train; the same command goes on where it stopped.")},
+        {
+            "run": ("osmosis_ai.cli.train:run", "Train; the same command goes on where it stopped."),
+            "submit": ("osmosis_ai.cli.submit:submit_train", "Check a training before it runs (--dry-run)."),
+        },
     ),
     "runs": (
         "Look at what is stored.",

@@ -61,8 +61,10 @@ def serve(
             f'  use it: [rollout] url = "{url}"   key: {"needed" if api_key else "none"}   Ctrl-C stops it'
         )
 
-    serve_app(app, host=host, port=port, api_key=api_key, log_level=log_level, on_ready=ready)
-    display.note("stopped")
+    try:
+        serve_app(app, host=host, port=port, api_key=api_key, log_level=log_level, on_ready=ready)
+    finally:
+        display.note("stopped")
 
 
 def _load(code: Code, grader: str | None, *, validate: bool, display: Display) -> Entrypoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 
@@ -16,10 +17,16 @@ from osmosis_ai.errors import UsageError
 @click.command(epilog="Example: osmosis validate -m server:agent_loop")
 @code_options
 @click.option("--grader", help="Class to use when the entrypoint holds several graders.")
+@click.option("--overrides", default="{}", hidden=True, help="The table [workflow] of a TOML, as JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="Also say what was found.")
 @JSON
 def validate(
-    entrypoint: str | None, module: str | None, grader: str | None, verbose: bool, as_json: bool
+    entrypoint: str | None,
+    module: str | None,
+    grader: str | None,
+    overrides: str,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
     """Import an agent loop or workflow and report everything that is wrong with it.
 
@@ -29,7 +36,12 @@ def validate(
     from osmosis_ai.rollout.validator import validate_entrypoint
 
     display = Display(as_json=as_json)
-    result, _ = validate_entrypoint(code.entrypoint, workflow=code.attribute, grader=grader)
+    result, _ = validate_entrypoint(
+        code.entrypoint,
+        workflow=code.attribute,
+        grader=grader,
+        workflow_overrides=json.loads(overrides),
+    )
     findings = {
         "errors": [asdict(finding) for finding in result.errors],
         "warnings": [asdict(finding) for finding in result.warnings],

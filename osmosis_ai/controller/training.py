@@ -47,7 +47,7 @@ async def run_training(run: OpenRun, hooks: Hooks) -> Path:
         return folder
     if run.config.train.algorithm == "sft":
         return await _fine_tune(run, hooks)
-    _refuse_other_distributions(run.config)
+    refuse_other_distributions(run.config)
     return await _reinforce(run, hooks)
 
 
@@ -58,8 +58,8 @@ async def _done_before(run: OpenRun) -> Path | None:
     return folder if steps and steps[-1].step >= run.config.train.steps and folder.is_dir() else None
 
 
-def _refuse_other_distributions(config: Config) -> None:
-    """The trainer must score the very distribution that was sampled: softmax(logits / temperature)."""
+def refuse_other_distributions(config: Config) -> None:
+    """Raise ConfigError unless the trainer can score what was sampled: softmax(logits / temperature)."""
     sampling = config.sampling
     findings = [
         f"{config.source}: sampling.{key} = {value:g} cannot be trained; it must be {needed}: the trainer "

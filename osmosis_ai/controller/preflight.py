@@ -1,0 +1,166 @@
+"""Everything that would keep a run from starting, found at once and without starting it.
+
+configuration -> the user's code (in a child process) -> dataset -> who answers -> installed packages
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from osmosis_ai.config import Config, load_config
+from osmosis_ai.controller.opening import from_environment, open_provider, read_rows
+from osmosis_ai.controller.remote import Address, check_reachable, connect
+from osmosis_ai.controller.training import refuse_other_distributions
+from osmosis_ai.datasets import load_rows
+from osmosis_ai.errors import ConfigError, OsmosisError
+from osmosis_ai.store.workspace import Workspace
+
+IMPORT_SECONDS = 120.0  # an agent framework on a busy machine takes seconds
+TRAINING_PACKAGES = ("torch", "transformers", "safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to mend."""
+
+    code: str  # CONFIG, ENTRYPOINT or a code of `osmosis validate`, DATASET, MODEL, DEPENDENCY
+    message: str
+
+
+async def preflight(
+    path: Path, overrides: Mapping[str, Any], kind: Literal["eval", "train"], workspace: Workspace
+) -> tuple[list[Finding], dict[str, Any]]:
+    """What is wrong with a run of the config file, and in a few words what it would be."""
+    try:
+        config = load_config(path, overrides)
+    except ConfigError as error:
+        findings = [Finding("CONFIG", finding) for finding in error.findings]
+        return [*findings, *await _of_half_a_config(path)], {}
+    findings = []
+    if config.rollout.url:
+        findings += await _remote(config)
+    else:
+        findings += await _code(config)
+    rows = _tried(findings, "DATASET", lambda: read_rows(config)) or []
+    findings += _model(config, workspace)
+    findings += _packages(config)
+    if kind == "train":
+        findings += _training(config)
+    rollouts = len(rows) * config.eval.attempts
+    if kind == "train":
+        rollouts = config.train.steps * config.train.rows_per_step * config.train.group_size
+    return findings, {"run": config.run_name, "rows": len(rows), "rollouts": rollouts}
+
+
+def _tried(findings: list[Finding], code: str, work: Callable[[], Any]) -> Any:
+    """What `work` gives; None, and its findings, when it raises."""
+    try:
+        return work()
+    except OsmosisError as error:
+        findings += [Finding(code, line) for line in str(error).splitlines() if line.strip()]
+        return None
+
+
+async def _of_half_a_config(path: Path) -> list[Finding]:
+    """Of a file that does not hold: code and dataset, where it names them."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))  # noqa: ASYNC240  a small file, once
+    except (OSError, ValueError):
+        return []
+    findings: list[Finding] = []
+    rollout, dataset = tables.get("rollout"), tables.get("dataset")
+    if isinstance(rollout, dict) and isinstance(entrypoint := rollout.get("entrypoint"), str):
+        findings += await _validated([_absolute(path, entrypoint)])
+    if isinstance(dataset, dict) and isinstance(data := dataset.get("path"), str):
+        _tried(findings, "DATASET", lambda: load_rows(path.parent / data))
+    return findings
+
+
+def _absolute(source: Path, entrypoint: str) -> str:
+    return str((source.parent / entrypoint).absolute()) if entrypoint.endswith(".py") else entrypoint
+
+
+async def _code(config: Config) -> list[Finding]:
+    """The entrypoint, imported and discovered in a process of its own: it is the user's code."""
+    table = config.rollout
+    target = _absolute(config.source, table.entrypoint) + (f":{table.workflow}" if table.workflow else "")
+    arguments = [target, "--overrides", json.dumps(config.workflow, default=str)]
+    return await _validated(arguments + (["--grader", table.grader] if table.grader else []))
+
+
+async def _validated(arguments: list[str]) -> list[Finding]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "osmosis_ai", "validate", *arguments, "--json",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), IMPORT_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return [Finding("ENTRYPOINT", f"{arguments[0]} was not imported within {IMPORT_SECONDS:.0f} s")]
+    for line in reversed(out.decode(errors="replace").splitlines()):
+        if line.startswith('{"event": "validation"'):
+            return [Finding(error["code"], error["message"]) for error in json.loads(line)["errors"]]
+    status, text = process.returncode, err.decode(errors="replace").strip()[-500:]
+    return [Finding("ENTRYPOINT", f"importing {arguments[0]} ended the process with status {status}: {text}")]
+
+
+async def _remote(config: Config) -> list[Finding]:
+    table = config.rollout
+    try:
+        check_reachable(table.url, table.gateway_host)
+        key = from_environment("rollout.api_key_env", table.api_key_env) if table.api_key_env else ""
+        address = Address(table.url.rstrip("/"), key)
+        await connect(address, table.protocol, config.workflow, config.sampling.model_dump())
+    except OsmosisError as error:
+        return [Finding("ENTRYPOINT", str(error))]
+    return []
+
+
+def _model(config: Config, workspace: Workspace) -> list[Finding]:
+    findings: list[Finding] = []
+    llm, policy = config.llm, config.policy
+    if llm is not None:
+        _tried(findings, "MODEL", lambda: open_provider(llm, config))
+    elif policy is None:
+        findings.append(Finding("MODEL", "neither [llm] nor [policy] is given: say which model answers"))
+    else:
+        here = config.source.parent
+        folder = _tried(findings, "MODEL", lambda: workspace.policy_folder(policy.path, here))
+        if folder is not None and not (folder / "config.json").is_file():
+            message = (
+                f"policy.path = {policy.path!r}: there is no config.json in {folder}, so it is no policy"
+            )
+            findings.append(Finding("MODEL", message))
+    return findings
+
+
+def _training(config: Config) -> list[Finding]:
+    findings: list[Finding] = []
+    if config.policy is None:
+        findings.append(Finding("MODEL", "training needs [policy] path = a policy folder"))
+    if config.train.algorithm == "sft" and not config.train.from_run:
+        message = 'train.algorithm = "sft" needs train.from_run = the name of a run with stored rollouts'
+        findings.append(Finding("CONFIG", message))
+    if config.train.algorithm != "sft":
+        _tried(findings, "CONFIG", lambda: refuse_other_distributions(config))
+    return findings
+
+
+def _packages(config: Config) -> Iterator[Finding]:
+    if config.policy is None:
+        return
+    needed = [*TRAINING_PACKAGES, *(["peft"] if config.policy.adapter == "lora" else [])]
+    for name in needed:
+        if importlib.util.find_spec(name) is None:
+            message = f"the package {name!r} is not installed: pip install 'osmosis-ai[train]'"
+            yield Finding("DEPENDENCY", message)

@@ -1,0 +1,129 @@
+"""`osmosis serve`: without an account, on loopback unless there is a key, until it is told to stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osmosis_ai.rollout import ServeError, serve_agent_loop
+from osmosis_ai.rollout.validator import AgentLoopValidationError
+
+ROOT = Path(__file__).parents[2]
+LOOP = ROOT / "tests" / "seeds" / "seed_003_calculator.py"
+WORKFLOW = ROOT / "tests" / "controller" / "lean_agents.py"
+
+
+def start(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "osmosis_ai", "serve", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, text=True, env=os.environ | environment, **pipes)
+
+
+@contextmanager
+def serving(*arguments: str, folder: Path = ROOT, **environment: str) -> Iterator[str]:
+    with start(*arguments, "--port", "0", folder=folder, **environment) as server:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        try:
+            assert line, server.stderr.read()
+            yield line.split()[-1]
+        finally:
+            server.send_signal(signal.SIGINT)
+            assert server.wait(10) == 130
+
+
+def ask(url: str, body: Any = None, key: str = "") -> tuple[int, Any]:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def init(url: str, **more: Any) -> dict[str, Any]:
+    asked = {"rollout_id": "r1", "server_url": "http://127.0.0.1:1", "messages": [], "completion_params": {}}
+    return {**asked, **more}
+
+
+def test_r12_an_agent_loop_is_served_by_module_and_attribute(tmp_path: Path):
+    (tmp_path / "server.py").write_text(LOOP.read_text())
+    settings = {"OSMOSIS_ROLLOUT_SERVER_MAX_CONCURRENT_ROLLOUTS": "3"}
+    with serving("-m", "server:agent_loop", folder=tmp_path, **settings) as url:
+        status, health = ask(f"{url}/health")
+        assert (status, health["agent_loop"], health["concurrency"]["max_concurrent"]) == (
+            200,
+            "calculator",
+            3,
+        )
+        status, opened = ask(f"{url}/v1/rollout/init", init(url))
+        assert (status, len(opened["tools"])) == (202, 2)
+
+
+def test_r12_events_of_the_rollouts_are_in_the_folder_of_log(tmp_path: Path):
+    with serving(str(LOOP), "--log", str(tmp_path / "logs")) as url:
+        ask(f"{url}/v1/rollout/init", init(url, messages=[{"role": "user", "content": "hi"}]))
+    [file] = (tmp_path / "logs").glob("*/r1.jsonl")
+    first = json.loads(file.read_text().splitlines()[0])
+    assert (first["event"], first["turn"], first["seq"]) == ("pre_llm", 0, 0)
+
+
+def test_r30_a_workflow_is_served_too_and_its_key_is_asked_for():
+    with serving(str(WORKFLOW), "--api-key", "sesame") as url:
+        assert ask(f"{url}/health")[1]["status"] == "ok"
+        assert ask(f"{url}/rollout/none/status")[0] == 401
+        assert ask(f"{url}/rollout/none/status", key="sesame")[0] == 404
+
+
+def refused(*arguments: str) -> tuple[int, str]:
+    with start(*arguments) as server:
+        _, error = server.communicate(timeout=30)
+    return server.returncode, error
+
+
+def test_r12_off_loopback_a_key_is_needed_and_the_error_says_how():
+    code, error = refused(str(LOOP), "--host", "0.0.0.0")
+    assert code == 2
+    assert "a server on '0.0.0.0' can be reached from other machines" in error
+    assert "--api-key" in error
+
+
+def test_r12_what_is_not_valid_is_not_served_unless_it_is_asked_for(tmp_path: Path):
+    source = LOOP.read_text().replace('"name": "add"', '"name": "add up"')
+    (tmp_path / "invalid_loop.py").write_text(source)
+    code, error = refused(str(tmp_path / "invalid_loop.py"))
+    assert (code, "INVALID_FUNCTION_NAME" in error) == (2, True)
+    with serving(str(tmp_path / "invalid_loop.py"), "--no-validate") as url:
+        assert ask(f"{url}/health")[0] == 200
+
+
+def test_a_port_that_is_taken_is_named_with_the_way_out():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, error = refused(str(LOOP), "--port", str(taken.getsockname()[1]))
+    assert code == 2
+    assert "Choose another with --port; 0 takes a free one" in error
+
+
+def test_r12_serve_agent_loop_refuses_what_there_is_not():
+    class Nameless:
+        pass
+
+    with pytest.raises(ServeError, match="reload=True is not supported"):
+        serve_agent_loop(Nameless(), reload=True)
+    with pytest.raises(ServeError, match="no platform is configured"):
+        serve_agent_loop(Nameless(), skip_register=False)
+    with pytest.raises(AgentLoopValidationError, match="MISSING_NAME"):
+        serve_agent_loop(Nameless())
