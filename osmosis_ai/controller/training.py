@@ -22,7 +22,7 @@ from osmosis_ai.controller.opening import (
 )
 from osmosis_ai.engine.base import Engine, EngineInfo
 from osmosis_ai.errors import ConfigError, UsageError
-from osmosis_ai.store.base import RolloutFilter, StepRecord
+from osmosis_ai.store.base import RolloutFilter, StepRecord, Store
 from osmosis_ai.train.audit import GATES
 from osmosis_ai.train.conversations import conversation_samples
 from osmosis_ai.types import PolicyVersion, Rollout, Status
@@ -95,7 +95,7 @@ async def _reinforce(run: OpenRun, hooks: Hooks) -> Path:
             checkpoints=checkpoints,
             version=version,
             last_step=last_step,
-            leftovers=usable_leftovers(await _leftovers_after(run, last_step), version),
+            leftovers=await usable_leftovers(run.store, await _leftovers_after(run, last_step), version),
         )
         await train(training, hooks.on_step)
         return await _export(run, parts.engine)
@@ -108,18 +108,19 @@ async def _leftovers_after(run: OpenRun, last_step: int) -> list[Rollout]:
     return [r for step in range(last_step + 1, newest + 1) for r in await leftovers(run, step=step)]
 
 
-def usable_leftovers(rollouts: list[Rollout], version: PolicyVersion) -> list[Rollout]:
+async def usable_leftovers(store: Store, rollouts: list[Rollout], version: PolicyVersion) -> list[Rollout]:
     """Rollouts of an earlier life; what other weights than the restored ones sampled is superseded.
 
     With `checkpoint_every` above 1 a step may be done again with weights that were computed again; what
-    the earlier ones sampled is then not taken, it only counts as an attempt.
+    the earlier ones sampled is then not taken, it only counts as an attempt, here and in the store.
     """
-    return [
-        rollout
-        if not is_result(rollout) or all(turn.policy_version == version for turn in rollout.turns)
-        else replace(rollout, status=Status.SUPERSEDED)
+    stale = {
+        rollout.rollout_id
         for rollout in rollouts
-    ]
+        if is_result(rollout) and any(turn.policy_version != version for turn in rollout.turns)
+    }
+    await store.supersede(sorted(stale))
+    return [replace(r, status=Status.SUPERSEDED) if r.rollout_id in stale else r for r in rollouts]
 
 
 async def _fine_tune(run: OpenRun, hooks: Hooks) -> Path:

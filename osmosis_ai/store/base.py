@@ -92,7 +92,15 @@ class Store(Protocol):
     async def end_rollout(
         self, rollout_id: str, status: Status, reason: str, samples: Sequence[Sample], duration_seconds: float
     ) -> bool:
-        """The one terminal transition. Returns False, and changes nothing, when the rollout has ended."""
+        """The one end of a rollout. Returns False, and changes nothing, when the rollout has ended."""
+        ...
+
+    async def supersede(self, rollout_ids: Sequence[str]) -> int:
+        """Rollouts that have ended, whatever their status, no longer count: others take their places.
+
+        They become SUPERSEDED, with their old status in the reason; returns how many. What still runs or
+        is superseded already is left as it is. Only the holder of the run's lock may call this.
+        """
         ...
 
     async def finish_step(self, step: StepRecord) -> None:

@@ -179,6 +179,20 @@ class SqliteStore:
 
         return await self._writer.write(work)
 
+    async def supersede(self, rollout_ids: Sequence[str]) -> int:
+        ids = json.dumps(list(rollout_ids))
+
+        def work(db: apsw.Connection) -> int:
+            db.execute(
+                "UPDATE rollout SET status = ?1, reason = 'ended as ' || status "
+                "|| ', then another took its place' || iif(reason = '', '', ': ' || reason) "
+                "WHERE rollout_id IN (SELECT value FROM json_each(?2)) AND status NOT IN (?1, ?3)",
+                (Status.SUPERSEDED.value, ids, Status.RUNNING.value),
+            )
+            return db.changes()
+
+        return await self._writer.write(work)
+
     async def rollouts(self, where: RolloutFilter, *, turns: bool = True) -> list[Rollout]:
         return await self._read(lambda db: read_rollouts(db, where, turns))
 

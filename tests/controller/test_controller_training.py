@@ -127,7 +127,10 @@ async def test_steps_after_the_last_checkpoint_are_done_again_and_nothing_twice(
     fourth = [r for r in rollouts if r.step == 4]
     assert {r.attempt for r in fourth} == {0, 1}  # weights that were computed again made the second ones
     superseded = steps[3].metrics["funnel"]["losses"]["superseded"]["rollouts"]
-    assert superseded == sum(r.attempt == 0 and r.status is Status.GRADED for r in fourth) >= 2
+    assert superseded == sum(r.attempt == 0 and r.status is Status.SUPERSEDED for r in fourth) >= 2
+    for step in (1, 2, 3, 4, 5):  # what is stored as graded is what was trained on, and nothing besides
+        graded = [(r.group_id, r.member) for r in rollouts if r.step == step and r.status is Status.GRADED]
+        assert len(graded) == len(set(graded)) == 12
 
 
 @pytest.mark.parametrize(

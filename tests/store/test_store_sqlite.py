@@ -188,6 +188,27 @@ async def test_of_many_ends_at_once_one_wins(store):
     assert len((await only(store)).samples) == 1
 
 
+async def test_what_has_ended_can_be_superseded_and_then_counts_nowhere(store):
+    await store.end_rollout("r1", Status.GRADED, "", [Sample("a", reward=1.0)], 1.0)
+    await store.start_rollout(rollout("r2"))
+    await store.end_rollout("r2", Status.GRADER_ERROR, "no judge", [], 1.0)
+    await store.start_rollout(rollout("r3"))
+    await store.start_rollout(rollout("r4"))
+    await store.end_rollout("r4", Status.GRADED, "", [Sample("a", reward=0.0)], 1.0)
+    assert await store.supersede(["r1", "r2", "r3", "r9"]) == 2
+    assert await store.supersede(["r1"]) == 0
+    assert [(r.status.value, r.reason) for r in await store.rollouts(ALL)] == [
+        ("superseded", "ended as graded, then another took its place"),
+        ("superseded", "ended as grader_error, then another took its place: no judge"),
+        ("running", ""),
+        ("graded", ""),
+    ]
+    [summary] = await store.list_runs()
+    assert summary.rollouts_by_status == {"superseded": 2, "running": 1, "graded": 1}
+    assert summary.mean_reward == 0.0
+    assert [r.rollout_id for r in await store.rollouts(replace(ALL, statuses=[Status.GRADED]))] == ["r4"]
+
+
 async def test_an_end_that_is_none_is_refused(store):
     with pytest.raises(StoreError, match="cannot end with status 'running'"):
         await store.end_rollout("r1", Status.RUNNING, "", [], 0.0)

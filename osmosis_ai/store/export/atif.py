@@ -72,7 +72,7 @@ def _ours(rollout: Rollout, leaf: Turn, row: Row | None) -> dict[str, Any]:
         "rollout_id": rollout.rollout_id,
         "sample_id": leaf.sample_id,
         "row": rollout.row_index,
-        "attempt": rollout.member,
+        "member": rollout.member,
         "step": rollout.step,
         "status": rollout.status.value,
         "reason": rollout.reason,

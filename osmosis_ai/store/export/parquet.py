@@ -15,7 +15,7 @@ COLUMNS = {
     "run_id": "string",
     "rollout_id": "string",
     "row": "int64",
-    "attempt": "int64",  # at the row
+    "member": "int64",  # which of the row's rollouts
     "step": "int64",
     "status": "string",
     "reason": "string",
@@ -67,7 +67,7 @@ def sample_lines(rollout: Rollout, row: Row | None) -> Iterator[dict[str, Any]]:
         "run_id": rollout.run_id,
         "rollout_id": rollout.rollout_id,
         "row": rollout.row_index,
-        "attempt": rollout.member,
+        "member": rollout.member,
         "step": rollout.step,
         "status": rollout.status.value,
         "reason": rollout.reason,
