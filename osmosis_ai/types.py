@@ -9,10 +9,14 @@ A row of a dataset is given to a workflow as one or more *rollouts*; each LLM ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Message = dict[str, Any]  # one OpenAI chat message: role, content, tool_calls, tool_call_id
 ToolSchema = dict[str, Any]  # one OpenAI tool: {"type": "function", "function": {...}}
@@ -123,6 +127,11 @@ class Rollout:
         return sum(rewards) / len(rewards)
 
     @property
+    def branches(self) -> Counter[str]:
+        """Calls that do not continue the latest turn of their sample, by reason."""
+        return Counter(turn.branch_reason for turn in self.turns if turn.branch_reason is not None)
+
+    @property
     def sampled_tokens(self) -> int:
         """Completion tokens of all turns, as counted by whoever answered."""
         return sum(turn.completion_tokens for turn in self.turns)
@@ -173,10 +182,10 @@ class LossInput:
     `logprobs` carries the gradient; all others are constants.
     """
 
-    logprobs: Any  # [N] of the weights being trained
-    sampler_logprobs: Any  # [N] of the weights that sampled
-    advantages: Any  # [N]
-    weights: Any  # [N] the row's weight, repeated
+    logprobs: Tensor  # [N] of the weights being trained
+    sampler_logprobs: Tensor  # [N] of the weights that sampled
+    advantages: Tensor  # [N]
+    weights: Tensor  # [N] the row's weight, repeated
     denominator: float  # of the whole step, so that splitting into microbatches changes nothing
 
 
@@ -184,5 +193,5 @@ class LossInput:
 class LossOutput:
     """The scalar to differentiate, and sums over the microbatch's tokens to add up over the step."""
 
-    loss: Any  # scalar tensor
+    loss: Tensor  # scalar
     sums: Mapping[str, float] = field(default_factory=dict)  # e.g. {"clipped": 3.0}

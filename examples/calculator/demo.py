@@ -16,6 +16,7 @@ from pathlib import Path
 
 from osmosis_ai.cli.charts import save_curve_png
 from osmosis_ai.cli.transcript import transcript
+from osmosis_ai.datasets import load_rows
 from osmosis_ai.eval.statistics import mean_reward, paired_difference
 from osmosis_ai.store.base import RolloutFilter
 from osmosis_ai.store.sqlite import SqliteStore
@@ -24,12 +25,13 @@ from osmosis_ai.types import Rollout
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+USAGE_ERROR = 2  # exit code, also for a run that exists and was made with other inputs
 HELD_OUT = ["--set", f"dataset.path={HERE / 'data' / 'heldout.jsonl'}"]
 
 
 def main() -> None:
     options = arguments()
-    workspace = options.workspace.absolute()
+    workspace = workspace_of(options)
     policy = workspace / "policies" / "calculator"
     seed = ["--set", f"run.seed={options.seed}"]
     agent = ["--set", f"rollout.entrypoint={options.agent}_agent.py"]
@@ -75,11 +77,19 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workspace", type=Path, default=ROOT / ".osmosis")
+    parser.add_argument("--workspace", type=Path, help="default: .osmosis, apart for other agents and seeds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--agent", choices=["strands", "openai_agents"], default="strands")
     parser.add_argument("--steps", type=int, help="GRPO steps, instead of those of train.toml")
     return parser.parse_args()
+
+
+def workspace_of(options: argparse.Namespace) -> Path:
+    """Each agent and seed has a workspace of its own: a run is not continued with other inputs."""
+    if options.workspace is not None:
+        return options.workspace.absolute()
+    usual = (options.agent, options.seed) == ("strands", 0)
+    return ROOT / ".osmosis" if usual else ROOT / ".osmosis" / f"{options.agent}-{options.seed}"
 
 
 def chapter(title: str) -> None:
@@ -100,6 +110,10 @@ def osmosis(workspace: Path, *arguments: str, quiet: bool = False) -> None:
                 if not line.startswith("step ") or number % 50 == 0:
                     print(line, end="", flush=True)
             status = process.wait()
+    if status == USAGE_ERROR:
+        print(
+            f"Has the agent or its data changed since the last demo? Then remove {workspace} and start again."
+        )
     if status:
         sys.exit(status)
 
@@ -136,8 +150,13 @@ def table(before: list[Rollout], after: list[Rollout]) -> str:
     """Held-out rewards before and after, with 95 % intervals, over all rows and by the number of steps."""
     first, second = rewards_by_row(before), rewards_by_row(after)
     lines = [f"{'held-out rows':<22}{'before':<24}{'after':<24}difference"]
-    groups = {"all": set(first) & set(second)}
-    for title, rows in groups.items():
+    both = set(first) & set(second)
+    groups = {"all": both}
+    for row in load_rows(HERE / "data" / "heldout.jsonl"):
+        if row.index in both and row.metadata is not None:
+            steps = row.metadata["steps"]
+            groups.setdefault(f"{steps} step{'s' if steps > 1 else ''}", set()).add(row.index)
+    for title, rows in sorted(groups.items(), key=lambda group: group[0] != "all"):
         a = {row: first[row] for row in rows}
         b = {row: second[row] for row in rows}
         difference = paired_difference(a, b).estimate

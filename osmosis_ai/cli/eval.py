@@ -89,7 +89,7 @@ def _rollout_line(rollout: Rollout) -> dict[str, Any]:
         "event": "rollout",
         "rollout_id": rollout.rollout_id,
         "row": rollout.row_index,
-        "attempt": rollout.member,
+        "member": rollout.member,
         "status": rollout.status.value,
         "reward": rollout.reward,
         "reason": rollout.reason,
@@ -118,5 +118,7 @@ def report_text(run_id: str, report: EvalReport) -> str:
     lines.append(f"  {report.turns} turns, {report.completion_tokens} completion tokens")
     if report.malformed_tool_calls:
         lines.append(f"  {report.malformed_tool_calls} malformed tool calls, answered with an error result")
+    for reason, count in sorted(report.branches.items()):
+        lines.append(f"  {count} calls began a branch: {reason} (docs/tokens.md)")
     lines.append(f"look at one: osmosis runs show {run_id} --row 0")
     return "\n".join(lines)

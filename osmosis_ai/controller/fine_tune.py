@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from osmosis_ai.controller.checkpoints import Checkpoints
 from osmosis_ai.controller.loop import TrainSettings
-from osmosis_ai.controller.schedule import items_of_step, learning_rate
-from osmosis_ai.engine.base import Engine, LossSpec, OptimSpec
+from osmosis_ai.controller.schedule import items_of_step
+from osmosis_ai.engine.base import Engine, LossSpec
 from osmosis_ai.store.base import StepRecord, Store
 from osmosis_ai.train.losses import LOSSES
 from osmosis_ai.types import TrainingSample
@@ -38,14 +38,7 @@ async def fine_tune(run: FineTuning, on_step: Callable[[StepRecord], None]) -> N
         tokens = sum(row.trained_tokens for row in rows)
         loss = LossSpec("cross_entropy", LOSSES["cross_entropy"], float(max(1, tokens)))
         stats = await run.engine.forward_backward(rows, loss, settings.microbatch_tokens)
-        rate = learning_rate(
-            settings.learning_rate,
-            step,
-            settings.steps,
-            warmup_steps=settings.warmup_steps,
-            final_share=settings.final_learning_rate,
-        )
-        optim = OptimSpec(lr=rate, weight_decay=settings.weight_decay, max_grad_norm=settings.max_grad_norm)
+        optim = settings.optimizer_at(step)
         updated = await run.engine.optim_step(optim)
         await run.engine.publish()
         last = step == settings.steps
@@ -54,7 +47,7 @@ async def fine_tune(run: FineTuning, on_step: Callable[[StepRecord], None]) -> N
         metrics = {
             "loss": stats.loss,
             "grad_norm": updated.grad_norm,
-            "learning_rate": rate,
+            "learning_rate": optim.lr,
             "trained_tokens": tokens,
             "trained_tokens_per_second": tokens / seconds,
             "seconds": {"step": seconds},

@@ -134,7 +134,7 @@ def test_parquet_has_a_line_per_sample(stored):
     parquet = pytest.importorskip("pyarrow.parquet")
     stored.run("runs", "export", "a", "--format", "parquet", "-o", "a.parquet")
     table = parquet.read_table(stored.root / "a.parquet").to_pylist()
-    assert [(line["row"], line["attempt"], line["reward"], line["label"]) for line in table] == [
+    assert [(line["row"], line["member"], line["reward"], line["label"]) for line in table] == [
         (0, 0, 1.0, "0"),
         (0, 1, 0.0, "0"),
         (1, 0, 0.1, "2"),
