@@ -27,7 +27,7 @@ def transcript(rollout: Rollout) -> str:
         sample = rollout.samples.get(leaf.sample_id)
         note = "" if sample is None or sample.reward is None else f"  reward {sample.reward:g}"
         version = "" if leaf.policy_version is None else f"  policy version {leaf.policy_version}"
-        lines.append(f"  sample {leaf.sample_id}{note}{version}")
+        lines.append(f"  sample {leaf.sample_id}{note}{version}{_branch(leaf, rollout.turns)}")
         for message in [*leaf.messages, leaf.response]:
             lines += message_lines(message)
     return "\n".join(lines)
@@ -36,6 +36,17 @@ def transcript(rollout: Rollout) -> str:
 def _leaves(turns: list[Turn]) -> list[Turn]:
     parents = {turn.parent for turn in turns}
     return [turn for turn in turns if turn.ordinal not in parents]
+
+
+def _branch(leaf: Turn, turns: list[Turn]) -> str:
+    """Why this conversation does not continue what was there before it."""
+    by_ordinal = {turn.ordinal: turn for turn in turns}
+    reasons: list[str] = []
+    turn: Turn | None = leaf
+    while turn is not None:
+        reasons += [turn.branch_reason] if turn.branch_reason else []
+        turn = None if turn.parent is None else by_ordinal.get(turn.parent)
+    return f"  branch: {', '.join(reversed(reasons))}" if reasons else ""
 
 
 def message_lines(message: Message) -> list[str]:

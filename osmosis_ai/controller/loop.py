@@ -178,6 +178,7 @@ def step_metrics(
         "groups_with_signal": batch.groups_with_signal,
         "funnel": batch.funnel.as_dict(),
         "training_samples": len(batch.samples),
+        "branches": batch.branches,
         "loss": update.loss,
         "loss_sums": update.sums or {},
         "grad_norm": update.grad_norm,

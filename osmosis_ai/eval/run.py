@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ class EvalReport:
     completion_tokens: int
     turns: int
     malformed_tool_calls: int
+    branches: dict[str, int]  # reason -> calls that do not continue the latest turn of their sample
 
 
 def places_of(run_id: str, rows: Sequence[Row], attempts: int) -> list[Place]:
@@ -65,6 +67,7 @@ def summarise(rollouts: Sequence[Rollout], attempts: int, pass_threshold: float)
         completion_tokens=sum(turn.completion_tokens for turn in turns),
         turns=len(turns),
         malformed_tool_calls=sum(turn.malformed_tool_calls for turn in turns),
+        branches=dict(sum((rollout.branches for rollout in rollouts), Counter())),
     )
 
 

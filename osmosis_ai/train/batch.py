@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,6 +25,7 @@ class Batch:
     rewards: list[float]  # of all graded rollouts
     groups: int
     groups_with_signal: int
+    branches: dict[str, int]  # reason -> calls that do not continue the latest turn of their sample
 
 
 def build_batch(
@@ -51,7 +53,8 @@ def build_batch(
         raise AssertionError(f"the funnel does not add up: {funnel.as_dict()}")
     weighted, denominator = NORMALISATIONS[normalisation](rows)
     rewards = [r.reward for g in groups for r in g.rollouts if r.reward is not None]
-    return Batch(weighted, denominator, funnel, rewards, len(groups), with_signal)
+    branches = sum((r.branches for group in groups for r in group.rollouts), Counter[str]())
+    return Batch(weighted, denominator, funnel, rewards, len(groups), with_signal, dict(branches))
 
 
 def _group_rows(

@@ -137,7 +137,7 @@ def test_the_metrics_of_a_training_step_are_documented_and_no_others():
     sums = LOSSES["grpo"](LossInput(one, one, one, one, 1.0)).sums
     update = Update(Audit(0, 0.0, 0.0, 0.0), 0.0, 0.0, 0.0, dict(sums))
     metrics = step_metrics(batch, update, {"rollouts": 1.0, "learning": 1.0}, fresh_tokens=4)
-    assert dotted(metrics, {"funnel.stages", "funnel.losses"}) == documented("A training step")
+    assert dotted(metrics, {"funnel.stages", "funnel.losses", "branches"}) == documented("A training step")
 
 
 async def test_the_metrics_of_a_fine_tuning_step_are_documented_and_no_others(tmp_path):

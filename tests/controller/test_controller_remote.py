@@ -15,9 +15,11 @@ import aiohttp
 import pytest
 from controller_bench import AGENTS, run_eval
 
+from osmosis_ai.cli.transcript import transcript
 from osmosis_ai.config import Config, load_config
 from osmosis_ai.controller import remote
 from osmosis_ai.errors import ConfigError, InfrastructureError, UsageError
+from osmosis_ai.eval.run import summarise
 from osmosis_ai.types import Rollout, Status
 
 SEED = Path(__file__).parents[1] / "seeds" / "seed_003_calculator.py"
@@ -152,6 +154,9 @@ async def test_an_edited_history_is_a_branch_with_its_reason_and_not_trained_as_
     first, second = rollout.turns
     assert (first.parent, first.branch_reason) == (None, None)
     assert (second.parent, second.branch_reason) == (None, "edited_history")
+    assert summarise([rollout], 1, 1.0).branches == {"edited_history": 1}
+    shown = [line for line in transcript(rollout).splitlines() if line.startswith("  sample")]
+    assert shown == ["  sample remote  reward 1", "  sample remote  reward 1  branch: edited_history"]
 
 
 async def test_sampling_and_the_workflow_table_are_what_the_request_says(tmp_path: Path, loops: str):
