@@ -166,7 +166,8 @@ class TrainTable(Table):
         None,
         gt=0,
         description="Largest accepted difference of sampler and trainer log-probabilities; "
-        "default 2e-6 on a CPU (doubles), 1e-4 in float32, 0.25 in bfloat16.",
+        "default 2e-6 on a CPU (doubles), 1e-4 in float32, 0.25 in bfloat16. "
+        "The gate on their mean moves with it.",
     )
     checkpoint_every: int = Field(1, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints kept.")

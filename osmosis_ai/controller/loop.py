@@ -45,7 +45,8 @@ class TrainSettings:
     max_grad_norm: float
     microbatch_tokens: int
     max_sample_tokens: int
-    audit_gate: float
+    audit_gate: float  # on the largest difference
+    audit_mean_gate: float
 
 
 class CollectGroups(Protocol):
@@ -140,7 +141,7 @@ async def learn(run: Training, batch: Batch, step: int) -> Update:
     loss = LossSpec(settings.loss, LOSSES[settings.loss], batch.denominator, settings.loss_params)
     stats: BackwardStats = await run.engine.forward_backward(batch.samples, loss, settings.microbatch_tokens)
     result = audit(batch.samples, stats.logprobs, run.version)
-    check(result, gate=settings.audit_gate, version=run.version)
+    check(result, gate=settings.audit_gate, mean_gate=settings.audit_mean_gate, version=run.version)
     rate = learning_rate(
         settings.learning_rate,
         step,
@@ -160,7 +161,8 @@ async def audit_only(run: Training, groups: Sequence[Group]) -> Update:
     for rollout in graded[:AUDIT_ONLY_ROLLOUTS]:
         rows += training_samples(rollout, dict.fromkeys(rollout.samples, 0.0))
     result = audit(rows, await run.engine.forward(rows), run.version)
-    check(result, gate=run.settings.audit_gate, version=run.version)
+    gate, mean = run.settings.audit_gate, run.settings.audit_mean_gate
+    check(result, gate=gate, mean_gate=mean, version=run.version)
     return Update(result)
 
 

@@ -23,7 +23,7 @@ from osmosis_ai.controller.opening import (
 from osmosis_ai.engine.base import Engine, EngineInfo
 from osmosis_ai.errors import ConfigError, UsageError
 from osmosis_ai.store.base import RolloutFilter, StepRecord, Store
-from osmosis_ai.train.audit import GATES
+from osmosis_ai.train.audit import GATES, mean_gate
 from osmosis_ai.train.conversations import conversation_samples
 from osmosis_ai.types import PolicyVersion, Rollout, Status
 
@@ -210,5 +210,6 @@ def train_settings(run: OpenRun, info: EngineInfo) -> TrainSettings:
         max_grad_norm=table.max_grad_norm,
         microbatch_tokens=table.microbatch_tokens,
         max_sample_tokens=table.max_sample_tokens,
-        audit_gate=table.audit_gate or GATES[info.arithmetic],
+        audit_gate=gate,
+        audit_mean_gate=mean_gate(info.arithmetic, gate),
     )

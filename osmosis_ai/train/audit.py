@@ -14,8 +14,14 @@ from osmosis_ai.errors import AuditError
 from osmosis_ai.types import PolicyVersion, TrainingSample
 
 # Largest difference of log-probabilities that is accepted, by the arithmetic of the engine. Seen: 0.0 in
-# doubles on float32 weights, up to 1.8e-5 in float32, 0.1 in bfloat16; a stale cache 0.18 and more.
+# doubles on float32 weights, up to 1.8e-5 in float32, 0.1 in bfloat16; a stale cache 0.07 to 7.
 GATES = {"float64": 2e-6, "float32": 1e-4, "bfloat16": 0.25}
+
+# The same of their mean. The largest of many roundings in bfloat16 is as large as what a stale cache does
+# after a small update; the mean is not: rounding gives 0.0002 to 0.008, a stale cache 0.03 and more (0.014
+# was seen once, after an update of 3e-4). In float32 rounding gives up to 1.3e-6.
+MEAN_GATES = {"float64": 1e-6, "float32": 1e-5, "bfloat16": 0.02}
+MEAN_TOKENS = 32  # of fewer tokens the mean says no more than the largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +57,23 @@ def audit(
     return Audit(count, worst, math.fsum(sizes) / count, k3)
 
 
-def check(result: Audit, *, gate: float, version: PolicyVersion) -> None:
-    """Raise AuditError when the difference is above the gate, or not a number."""
-    if result.max_difference <= gate:
+def mean_gate(arithmetic: str, gate: float) -> float:
+    """The gate on the mean that goes with `gate` on the largest: raising one raises the other.
+
+    bfloat16, gate 0.25 (the default): 0.02; gate 0.5: 0.04.
+    """
+    return MEAN_GATES[arithmetic] * gate / GATES[arithmetic]
+
+
+def check(result: Audit, *, gate: float, mean_gate: float, version: PolicyVersion) -> None:
+    """Raise AuditError when the largest or the mean difference is above its gate, or not a number."""
+    mean_holds = result.tokens < MEAN_TOKENS or result.mean_difference <= mean_gate
+    if result.max_difference <= gate and mean_holds:
         return
     raise AuditError(
         f"policy version {version}: sampler and trainer differ by {result.max_difference:.3g} in the "
         f"log-probability of a token (mean {result.mean_difference:.3g} over {result.tokens} tokens); "
-        f"train.audit_gate allows {gate:.3g}. The weights were not updated. Usual causes: a cache that "
-        "survived an update, a checkpoint that was only partly loaded, a dtype below float32 (then raise "
-        "train.audit_gate knowingly). See docs/troubleshooting.md#audit."
+        f"train.audit_gate allows {gate:.3g} (mean {mean_gate:.3g}). The weights were not updated. "
+        "Usual causes: a cache that survived an update, a checkpoint that was only partly loaded, a dtype "
+        "below float32 (then raise train.audit_gate knowingly). See docs/troubleshooting.md#audit."
     )

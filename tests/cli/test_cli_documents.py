@@ -151,7 +151,7 @@ async def test_the_metrics_of_a_fine_tuning_step_are_documented_and_no_others(tm
         steps=1, seed=0, rows_per_step=1, group_size=2, advantage="mean_baseline", loss="grpo",
         normalisation="token_mean", loss_params={}, learning_rate=1.0, warmup_steps=0,
         final_learning_rate=1.0, weight_decay=0.0, max_grad_norm=1.0, microbatch_tokens=9,
-        max_sample_tokens=9, audit_gate=1.0,
+        max_sample_tokens=9, audit_gate=1.0, audit_mean_gate=1.0,
     )  # fmt: skip
     records: list[StepRecord] = []
     await fine_tune(
