@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -184,7 +183,6 @@ def _checkpoints(run: OpenRun) -> Checkpoints:
 
 async def _export(run: OpenRun, engine: Engine) -> Path:
     folder = run.folder / "policy"
-    shutil.rmtree(folder, ignore_errors=True)
     await engine.save(folder, {}, training=False)
     return folder
 
@@ -194,6 +192,7 @@ def train_settings(run: OpenRun, info: EngineInfo) -> TrainSettings:
     config, table = run.config, run.config.train
     assert config.policy is not None
     clip = {"clip_low": table.clip_low, "clip_high": table.clip_high}
+    gate = table.audit_gate or GATES[info.arithmetic]
     return TrainSettings(
         steps=table.steps,
         seed=config.run.seed,
