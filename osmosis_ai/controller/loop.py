@@ -48,6 +48,17 @@ class TrainSettings:
     audit_gate: float  # on the largest difference
     audit_mean_gate: float
 
+    def optimizer_at(self, step: int) -> OptimSpec:
+        """AdamW with the learning rate of a step."""
+        rate = learning_rate(
+            self.learning_rate,
+            step,
+            self.steps,
+            warmup_steps=self.warmup_steps,
+            final_share=self.final_learning_rate,
+        )
+        return OptimSpec(lr=rate, weight_decay=self.weight_decay, max_grad_norm=self.max_grad_norm)
+
 
 class CollectGroups(Protocol):
     """Runs the workflow: `Dispatcher.groups`."""
@@ -142,16 +153,9 @@ async def learn(run: Training, batch: Batch, step: int) -> Update:
     stats: BackwardStats = await run.engine.forward_backward(batch.samples, loss, settings.microbatch_tokens)
     result = audit(batch.samples, stats.logprobs, run.version)
     check(result, gate=settings.audit_gate, mean_gate=settings.audit_mean_gate, version=run.version)
-    rate = learning_rate(
-        settings.learning_rate,
-        step,
-        settings.steps,
-        warmup_steps=settings.warmup_steps,
-        final_share=settings.final_learning_rate,
-    )
-    optim = OptimSpec(lr=rate, weight_decay=settings.weight_decay, max_grad_norm=settings.max_grad_norm)
+    optim = settings.optimizer_at(step)
     updated = await run.engine.optim_step(optim)
-    return Update(result, stats.loss, updated.grad_norm, rate, stats.sums)
+    return Update(result, stats.loss, updated.grad_norm, optim.lr, stats.sums)
 
 
 async def audit_only(run: Training, groups: Sequence[Group]) -> Update:
