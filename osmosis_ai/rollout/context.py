@@ -68,6 +68,7 @@ class RolloutContext:
         self.rollout_id = rollout_id or outside.get("OSMOSIS_ROLLOUT_ID", "")
         self._sources: dict[str, SampleSource] = {}
         self._agents: dict[str, Any] = {}
+        self._unnamed = 0  # agents without a name so far
         self._before: list[RolloutContext | None] = []
         self._loop: _Loop | None = None
         self._debug_log = debug_log
@@ -110,6 +111,16 @@ class RolloutContext:
                 "give each agent or session of a rollout a name of its own"
             )
         self._sources[name] = source
+
+    def unnamed_sample_id(self) -> str:
+        """The id of an agent or session without a name: agent-0, agent-1, ... in the order of creation.
+
+        The rollouts of a group run the same code, so the same agent gets the same id in each of them: a
+        reward is set against those of the same sample id in the group, and a random id has no other.
+        """
+        while f"agent-{self._unnamed}" in self._sources:
+            self._unnamed += 1
+        return f"agent-{self._unnamed}"
 
     def get_samples(self) -> Samples:
         """The samples as they are now: `ctx.get_samples()` or `await ctx.get_samples()`."""

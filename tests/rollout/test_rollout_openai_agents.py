@@ -274,6 +274,17 @@ async def test_a_session_of_outside_cannot_be_used_in_a_rollout(policy):
     assert "session 'solver' was made outside of rollout 17" in ran.err_message
 
 
+async def test_sessions_without_a_name_have_the_same_ids_in_every_rollout(policy):
+    async def run(ctx):
+        for session in (OsmosisMemorySession(), OsmosisMemorySession(name="judge"), OsmosisMemorySession()):
+            await Runner.run(agent(), ctx.prompt, session=session)
+
+    for _ in range(2):
+        policy.script = [text("148")]
+        _, graded = await rollout(policy, run)
+        assert list(graded.samples) == ["agent-0", "judge", "agent-1"]
+
+
 async def test_outside_of_any_rollout_a_session_is_a_plain_one():
     session = OsmosisMemorySession()
     items = [{"role": "user", "content": str(n)} for n in range(3)]

@@ -3,12 +3,14 @@
 import pytest
 from aiohttp import web
 from rollout_stubs import completion, execute, refusal, text, tool_call
+from strands import Agent as StrandsAgent
 from strands import tool
 from strands.models.litellm import LiteLLMModel
 from strands.types.exceptions import MaxTokensReachedException
 
 from osmosis_ai.rollout import AgentWorkflow, AgentWorkflowConfig, Grader, LocalBackend, RolloutContext
 from osmosis_ai.rollout.integrations.agents.strands import (
+    UNNAMED,
     OsmosisRolloutModel,
     OsmosisStrandsAgent,
     to_strands,
@@ -335,14 +337,24 @@ def test_another_model_is_neither_routed_nor_registered():
     assert context.registered_agents == {}
 
 
-def test_the_agent_registers_under_name_or_id_or_a_random_one():
-    with RolloutContext("http://127.0.0.1:1/v1", rollout_id="r1") as context:
-        OsmosisStrandsAgent(OsmosisRolloutModel(), name="n", agent_id="i", callback_handler=None)
-        OsmosisStrandsAgent(OsmosisRolloutModel(), agent_id="i", callback_handler=None)
-        OsmosisStrandsAgent(OsmosisRolloutModel(), callback_handler=None)
-    ids = list(context.registered_agents)
-    assert ids[:2] == ["n", "i"]
-    assert len(ids[2]) == 32
+def test_the_agent_registers_under_name_or_id_or_the_order_of_creation():
+    for _ in range(2):  # in every rollout of a group alike: only equal ids are compared
+        with RolloutContext("http://127.0.0.1:1/v1", rollout_id="r1") as context:
+            for named in (
+                {"name": "n", "agent_id": "i"},
+                {"agent_id": "i"},
+                {},
+                {"name": "agent-1"},
+                UNNAMED,
+                {"name": "", "agent_id": None},
+            ):
+                OsmosisStrandsAgent(OsmosisRolloutModel(), callback_handler=None, **named)
+        assert list(context.registered_agents) == ["n", "i", "agent-0", "agent-1", "agent-2", "agent-3"]
+
+
+def test_what_strands_calls_an_agent_without_a_name_is_known():
+    plain = StrandsAgent(model=LiteLLMModel(model_id="openai/judge"), callback_handler=None)
+    assert UNNAMED == {"name": plain.name, "agent_id": plain.agent_id}
 
 
 def test_openai_messages_become_strands_messages():

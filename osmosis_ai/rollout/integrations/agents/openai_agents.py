@@ -56,14 +56,17 @@ class SessionSampleSource(SampleSource):
 
 
 class OsmosisMemorySession(SessionABC):
-    """Keeps the conversation in memory. Made inside a rollout it is a sample of that rollout."""
+    """Keeps the conversation in memory. Made inside a rollout it is a sample of that rollout.
+
+    Without a name its sample id is agent-0, agent-1, ... in the order of creation.
+    """
 
     def __init__(self, name: str | None = None) -> None:
-        self.name = name or uuid4().hex
-        self.session_id = self.name
         self._items: list[Any] = []
         self._trainable: bool | None = None  # None: no model has answered yet
         self._home = get_rollout_context()
+        self.name = name or (uuid4().hex if self._home is None else self._home.unnamed_sample_id())
+        self.session_id = self.name
         if self._home is not None:
             self._home.register_sample_source(self.name, _MemorySource(self))
 

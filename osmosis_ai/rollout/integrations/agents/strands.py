@@ -25,6 +25,8 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 from osmosis_ai.rollout.context import RolloutContext, get_rollout_context
 from osmosis_ai.rollout.policy_client import POLICY_MODEL, PolicyCallError, PolicyEndpoint, chat
 
+UNNAMED = {"name": "Strands Agents", "agent_id": "default"}  # of an agent that is given none, by Strands
+
 _PLACEHOLDER = (
     "OsmosisRolloutModel is a placeholder for the policy and cannot be called: give it to an "
     "OsmosisStrandsAgent that is built inside AgentWorkflow.run()"
@@ -202,7 +204,8 @@ class PolicyModel(LiteLLMModel):
 
 class OsmosisStrandsAgent(StrandsAgent):
     """A drop-in `strands.Agent`. With an `OsmosisRolloutModel` it is driven by the policy, and its
-    conversation becomes the sample named after it (`name`, else `agent_id`, else a random id).
+    conversation becomes the sample named after it (`name`, else `agent_id`, else agent-0, agent-1, ...
+    in the order of creation).
 
     `messages` may be OpenAI chat messages such as `ctx.prompt`. Their leading system messages become the
     system prompt, after the agent's own `system_prompt` if it has one; Strands knows no system message
@@ -226,12 +229,20 @@ class OsmosisStrandsAgent(StrandsAgent):
                     "AgentWorkflow.run(), or inside `with RolloutContext(...)`"
                 )
             self.osmosis_frozen = not model.trainable
-            sample_id = kwargs.get("name") or kwargs.get("agent_id") or uuid4().hex
+            sample_id = _given_name(kwargs) or context.unnamed_sample_id()
             model = model.for_sample(sample_id, context)
             context.register_agent(sample_id, self)
             kwargs["hooks"] = [*(kwargs.get("hooks") or []), _MalformedCalls(model)]
         system, turns = to_strands(messages or [])
         super().__init__(model, turns, tools, _with_system(system_prompt, system), *args, **kwargs)
+
+
+def _given_name(options: dict[str, Any]) -> str | None:
+    """The agent's name, else its id; what Strands calls every agent without one is neither."""
+    for key in ("name", "agent_id"):
+        if options.get(key) not in (None, "", UNNAMED[key]):
+            return str(options[key])
+    return None
 
 
 class _MalformedCalls(HookProvider):
