@@ -4,20 +4,21 @@ import asyncio
 import re
 
 import pytest
-from agents import Agent, ModelSettings, Runner, function_tool
+from agents import Agent, ModelSettings, Runner, SQLiteSession, function_tool
 from agents.exceptions import MaxTurnsExceeded
 from agents.extensions.models.litellm_model import LitellmModel
 from agents.retry import ModelRetrySettings
 from aiohttp import web
 from rollout_stubs import completion, execute, refusal, text, tool_call
 
-from osmosis_ai.rollout import AgentWorkflow, Grader, LocalBackend, RolloutContext
+from osmosis_ai.rollout import AgentWorkflow, Grader, LocalBackend, RolloutContext, get_rollout_context
 from osmosis_ai.rollout.integrations.agents.openai_agents import (
     OsmosisAgent,
     OsmosisLitellmModel,
     OsmosisMemorySession,
     OsmosisRolloutModel,
     SessionSampleSource,
+    current_sample_id,
 )
 
 PROMPT = [
@@ -262,6 +263,80 @@ async def test_a_call_without_a_session_says_what_to_pass(policy):
     assert policy.calls == []
     assert "no session is active" in ran.err_message
     assert ran.err_category == "agent_error"
+
+
+async def test_a_run_without_a_session_is_not_charged_to_the_run_before(policy):
+    async def run(ctx):
+        session = OsmosisMemorySession(name="solver")
+        await Runner.run(agent(), ctx.prompt, session=session)
+        await session.get_items()  # looking at it is no run either
+        await Runner.run(agent(name="other"), ctx.prompt)
+
+    policy.script = [text("148")]
+    ran, _ = await rollout(policy, run)
+    assert [call.headers["x-sample-id"] for call in policy.calls] == ["solver"]
+    assert "RuntimeError: no session is active, so this call belongs to no sample" in ran.err_message
+
+
+async def test_a_streamed_run_without_a_session_is_not_charged_to_the_run_before(policy):
+    async def run(ctx):
+        session = OsmosisMemorySession(name="solver")
+        async for _ in Runner.run_streamed(agent(), ctx.prompt, session=session).stream_events():
+            assert current_sample_id.get() is None
+        await Runner.run(agent(), ctx.prompt, session=session)
+        async for _ in Runner.run_streamed(agent(name="other"), ctx.prompt).stream_events():
+            pass
+
+    policy.script = [text("148")]
+    ran, _ = await rollout(policy, run)
+    assert [call.headers["x-sample-id"] for call in policy.calls] == ["solver", "solver"]
+    assert "no session is active, so this call belongs to no sample" in ran.err_message
+
+
+@pytest.mark.parametrize("its_own", [True, False])
+async def test_an_agent_as_a_tool_has_its_own_session_or_none_and_the_outer_run_goes_on(policy, its_own):
+    said = []
+
+    async def run(ctx):
+        @function_tool
+        async def ask_expert(question: str) -> str:
+            session = OsmosisMemorySession(name="expert") if its_own else None
+            try:
+                result = await Runner.run(agent(name="expert", tools=[]), question, session=session)
+            except RuntimeError as error:
+                said.append(str(error))
+                return "no expert"
+            finally:
+                said.append(current_sample_id.get())
+            return result.final_output
+
+        session = OsmosisMemorySession(name="solver")
+        await Runner.run(agent(tools=[ask_expert]), ctx.prompt, session=session)
+        said.append(current_sample_id.get())
+
+    policy.script = [tool_call("ask_expert", '{"question": "37 * 4?"}'), text("148")]
+    ran, graded = await rollout(policy, run)
+    assert ran.succeeded, ran.err_message
+    calls = [call.headers["x-sample-id"] for call in policy.calls]
+    assert calls == (["solver", "expert", "solver"] if its_own else ["solver", "solver"])
+    assert said[-2:] == ["solver", None]
+    assert its_own or said[0].startswith("no session is active")
+    assert list(graded.samples) == (["solver", "expert"] if its_own else ["solver"])
+
+
+async def test_a_sample_id_set_by_hand_stays_for_a_session_of_another_class(policy):
+    async def run(ctx):
+        session = SQLiteSession("mine")
+        get_rollout_context().register_sample_source("mine", SessionSampleSource(session))
+        current_sample_id.set("mine")
+        for question in ("37 * 4?", "and 38 * 4?"):
+            await Runner.run(agent(), question, session=session)
+
+    policy.script = [text("148")]
+    ran, graded = await rollout(policy, run)
+    assert ran.succeeded, ran.err_message
+    assert [call.headers["x-sample-id"] for call in policy.calls] == ["mine", "mine"]
+    assert len(graded.samples["mine"].messages) == 4
 
 
 async def test_a_session_of_outside_cannot_be_used_in_a_rollout(policy):

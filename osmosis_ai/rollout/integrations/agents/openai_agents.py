@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NoReturn, cast
@@ -113,6 +114,26 @@ class OsmosisMemorySession(SessionABC):
             )
         current_sample_id.set(self.name)
         _current_session.set(self)
+
+
+@contextmanager
+def _calls_of(session: Any) -> Iterator[None]:
+    """Inside, calls belong to this session, or to none; afterwards to whom they did before.
+
+    Without one they would be charged to the session of the run before, or of the run that has this one as a
+    tool. A sample id that the user has set by hand, for a session of another class, stays.
+    """
+    sample_id, before = current_sample_id.get(), _current_session.get()
+    of_a_session = before is not None and before.name == sample_id
+    id_token = current_sample_id.set(None if of_a_session else sample_id)
+    session_token = _current_session.set(None)
+    try:
+        if isinstance(session, OsmosisMemorySession):
+            session._enter()
+        yield
+    finally:
+        _current_session.reset(session_token)
+        current_sample_id.reset(id_token)
 
 
 class _MemorySource(SampleSource):
@@ -307,16 +328,19 @@ class _PolicyRunner(AgentRunner):
 
     A policy under training calls tools that do not exist. The SDK's default ends the run with an exception;
     the model shall get an error result, as for malformed arguments. Other agents run as they always did.
+    Each run has the calls of its own session.
     """
 
     async def run(self, starting_agent: Any, input: Any, **kwargs: Any) -> Any:
-        return await super().run(starting_agent, input, **_answering(starting_agent, kwargs))
+        with _calls_of(kwargs.get("session")):
+            return await super().run(starting_agent, input, **_answering(starting_agent, kwargs))
 
     def run_sync(self, starting_agent: Any, input: Any, **kwargs: Any) -> Any:
         return super().run_sync(starting_agent, input, **_answering(starting_agent, kwargs))
 
     def run_streamed(self, starting_agent: Any, input: Any, **kwargs: Any) -> Any:
-        return super().run_streamed(starting_agent, input, **_answering(starting_agent, kwargs))
+        with _calls_of(kwargs.get("session")):  # the run's task takes these with it
+            return super().run_streamed(starting_agent, input, **_answering(starting_agent, kwargs))
 
 
 def _answering(agent: Any, options: dict[str, Any]) -> dict[str, Any]:
