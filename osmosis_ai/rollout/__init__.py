@@ -88,6 +88,10 @@ if TYPE_CHECKING:
     from osmosis_ai.rollout.samples import SampleSource as SampleSource
     from osmosis_ai.rollout.server.agent_loop_app import create_app as create_app
     from osmosis_ai.rollout.server.app import create_rollout_server as create_rollout_server
+    from osmosis_ai.rollout.server.protocol import GraderCompleteRequest as GraderCompleteRequest
+    from osmosis_ai.rollout.server.protocol import RolloutCompleteRequest as RolloutCompleteRequest
+    from osmosis_ai.rollout.server.protocol import RolloutInitRequest as RolloutInitRequest
+    from osmosis_ai.rollout.server.protocol import RolloutInitResponse as RolloutInitResponse
     from osmosis_ai.rollout.server.serve import DEFAULT_HOST as DEFAULT_HOST
     from osmosis_ai.rollout.server.serve import DEFAULT_PORT as DEFAULT_PORT
     from osmosis_ai.rollout.server.serve import ServeError as ServeError
@@ -153,6 +157,7 @@ _ALSO = {
     "DEFAULT_HOST": "server.serve",
     "DEFAULT_MAX_METADATA_SIZE_BYTES": "core.schemas",
     "DEFAULT_PORT": "server.serve",
+    "GraderCompleteRequest": "server.protocol",
     "InitResponse": "core.schemas",
     "LLMClientProtocol": "core.llm_client",
     "MessageDict": "core.schemas",
@@ -169,6 +174,9 @@ _ALSO = {
     "OsmosisTimeoutError": "core.exceptions",
     "OsmosisTransportError": "core.exceptions",
     "OsmosisValidationError": "core.exceptions",
+    "RolloutCompleteRequest": "server.protocol",
+    "RolloutInitRequest": "server.protocol",
+    "RolloutInitResponse": "server.protocol",
     "RolloutMetrics": "core.schemas",
     "RolloutResponse": "core.schemas",
     "RolloutServerSettings": "config",
