@@ -111,12 +111,17 @@ async def usable_leftovers(store: Store, rollouts: list[Rollout], version: Polic
     """Rollouts of an earlier life; what other weights than the restored ones sampled is superseded.
 
     With `checkpoint_every` above 1 a step may be done again with weights that were computed again; what
-    the earlier ones sampled is then not taken, it only counts as an attempt, here and in the store.
+    the earlier ones sampled is then not taken, it only counts as an attempt, here and in the store. The same
+    holds for a step that has no reward at all: the run stopped there, and goes on by trying again.
     """
+    with_reward = {rollout.step for rollout in rollouts if rollout.status is Status.GRADED}
     stale = {
         rollout.rollout_id
         for rollout in rollouts
-        if is_result(rollout) and any(turn.policy_version != version for turn in rollout.turns)
+        if is_result(rollout)
+        and (
+            rollout.step not in with_reward or any(turn.policy_version != version for turn in rollout.turns)
+        )
     }
     await store.supersede(sorted(stale))
     return [replace(r, status=Status.SUPERSEDED) if r.rollout_id in stale else r for r in rollouts]

@@ -149,6 +149,11 @@ class LeanGrader(Grader):
     async def raises(self, ctx: GraderContext) -> None:
         raise RuntimeError("the judge is out")
 
+    async def needs_service(self, ctx: GraderContext) -> None:
+        """Raises until the service (a file) is up."""
+        Path(ctx.metadata["file"]).with_suffix(".up").read_bytes()  # noqa: ASYNC240
+        ctx.set_reward(1.0)
+
     async def nothing(self, ctx: GraderContext) -> None:
         """Gives no reward."""
 

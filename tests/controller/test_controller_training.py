@@ -105,6 +105,18 @@ async def test_a_step_without_one_reward_stops_the_run_and_says_what_came_instea
     assert "LeanGrader.grade raised RuntimeError: the judge is out" in str(caught.value)
 
 
+async def test_a_run_that_stopped_without_a_reward_goes_on_when_the_cause_is_gone(folder: Path):
+    does: list[Does] = [("ok", "needs_service"), ("ok", "needs_service")]
+    with pytest.raises(OsmosisError, match="4 grader_error"):
+        await train(folder, does)
+    for number in (0, 1):
+        (folder / f"told-{number}.up").touch()
+    [step], rollouts = await train(folder, does)
+    assert step.metrics["rewards"] == 4
+    assert step.metrics["funnel"]["losses"]["superseded"]["rollouts"] == 4
+    assert sorted(r.status for r in rollouts) == [Status.GRADED] * 4 + [Status.SUPERSEDED] * 4
+
+
 async def test_steps_after_the_last_checkpoint_are_done_again_and_nothing_twice(folder: Path):
     """Checkpoint at step 2, stopped in step 4: step 3 is done again, from rollouts of the same weights."""
     does: list[Does] = [("ok", "length"), ("ok", "length")]
