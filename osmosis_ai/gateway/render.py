@@ -20,7 +20,7 @@ CALL_START = "<tool_call>"
 REPLACEMENT = "\ufffd"  # what a decoder gives for bytes that are no character, or not yet
 MAX_KEPT_CHARS = 2**21  # of pieces of text whose tokens are remembered, some 500,000 tokens
 MAX_KEPT_PROMPTS = 512  # whole prompts whose tokens are remembered, for the other rollouts of a group
-MAX_KEPT_PROMPT = 8192  # tokens of one of them; longer ones are put together from their pieces
+MAX_KEPT_PROMPT = 32_768  # characters of one of them; longer ones are put together from their pieces
 
 
 class TemplateRenderer:
@@ -51,7 +51,7 @@ class TemplateRenderer:
             )
         names = {name: str(text) for name, text in tokenizer.special_tokens_map.items()}
         self._template = ChatTemplate(tokenizer.chat_template, names)
-        self._prompts: dict[bytes, list[int]] = {}  # messages and tools -> tokens, oldest first
+        self._prompts: dict[bytes, tuple[str, list[int]]] = {}  # messages and tools -> prompt, oldest first
         self._tokens = tokenizer.backend_tokenizer
         self._tokens.no_truncation()  # a folder may ask for either; a prompt is never cut
         self._tokens.no_padding()
@@ -72,7 +72,7 @@ class TemplateRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, reply: bool) -> str:
         return self._render([_for_template(message) for message in messages], tools, reply)
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[str, list[int]]:
         shown = [_for_template(message) for message in messages]
         try:
             key = orjson.dumps([shown, tools])
@@ -80,12 +80,14 @@ class TemplateRenderer:
             key = b""
         known = self._prompts.get(key)
         if known is None:
-            known = self.encode(self._render(shown, tools, True))
-            if key and len(known) <= MAX_KEPT_PROMPT and not self._template.depends_on_time:
+            text = self._render(shown, tools, True)
+            known = text, self.encode(text)
+            if key and len(text) <= MAX_KEPT_PROMPT and not self._template.depends_on_time:
                 if len(self._prompts) >= MAX_KEPT_PROMPTS:
                     del self._prompts[next(iter(self._prompts))]
                 self._prompts[key] = known
-        return known.copy()
+        text, ids = known
+        return text, ids.copy()
 
     def _render(self, shown: list[Message], tools: Sequence[ToolSchema], reply: bool) -> str:
         from jinja2 import TemplateError

@@ -6,8 +6,8 @@ three of Jinja's own costs are cut, none of which a template can see:
 
 - its globals are a chain of dicts that is merged for each rendering: merged once;
 - `message.role` asks an object for its attributes before its items: a dict is asked for the item at once,
-  unless dicts have an attribute of that name;
-- a call of a macro is searched for a way out of the sandbox: a macro is the template's own code.
+  unless dicts have an attribute of that name; and `loop.first` is not searched for a way out of the sandbox;
+- nor is a call of a macro, which is the template's own code.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 
 from jinja2 import Template
 from jinja2.environment import Environment
-from jinja2.runtime import Context, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 
 from osmosis_ai.types import Message, ToolSchema
 
 _OF_DICTS = frozenset(dir(dict))
+_OF_LOOPS = frozenset({"first", "last", "index", "index0", "revindex", "revindex0", "length"})
 
 
 class ChatTemplate:
@@ -58,6 +59,8 @@ def _speed_up(template: Template) -> None:
                 return value[name]
             except KeyError:
                 return environment.undefined(obj=value, name=name)
+        if type(value) is LoopContext and name in _OF_LOOPS:
+            return getattr(value, name)
         return slow_getattr(value, name)
 
     def fast_call(context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:

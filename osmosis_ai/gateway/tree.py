@@ -18,21 +18,26 @@ with, keeps that turn's tokens as they are, and tokenises only what came after:
     turn 1   parent 0
              ids      [1, 10, 11, 12, 2, 13, 1, 14] + [20, 21, 22, 2] + [13, 1, 15, 16, 2, 13, 1, 14]
 
-It does not matter how the template would have written the answer: the sampled ids 20, 21, 22 stay. What
-matters is that the template only ever appends, and that is the proof: `whole` must begin with `closed`, and
-`closed` must end with an end token (and white space). An answer that was cut short (finish_reason "length")
-has no end token; the template's is put behind it as context that nobody sampled. If there is no proof, the
-call is rendered from scratch: it has no parent, and `branch_reason` says why.
+The sampled ids 20, 21, 22 stay, and what is proved is that the template only appends, in one of two ways:
 
-Prompts of a conversation that only grows cost one rendering of its text and the tokenising of the new part;
-finding the parent costs one hash per message, whatever the number of turns.
+- letter for letter: `whole` begins with the text that turn 0 was asked with and the text that it sampled, end
+  token included. One rendering, and the usual case.
+- in the template's spelling: it may write the answer in its own way (arguments in another order, white space
+  cut off), as long as `whole` begins with `closed`, and `closed` ends with an end token (and white space).
+
+An answer that was cut short (finish_reason "length") has no end token; the template's is put behind it as
+context that nobody sampled. If there is no proof, the call is rendered from scratch: it has no parent, and
+`branch_reason` says why.
+
+A call costs one hash for each message that it brings, one or two renderings of the conversation, and the
+tokenising of what is new. Of each turn the tree keeps the tokens that it adds, of the latest its text too.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import orjson
@@ -64,8 +69,11 @@ class Renderer(Protocol):
         """
         ...
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """`encode(render(messages, tools, reply=True))`, perhaps remembered. Raises TemplateRefusedError."""
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> tuple[str, list[int]]:
+        """`render(messages, tools, reply=True)` and its tokens, perhaps remembered, in a list of their own.
+
+        Raises TemplateRefusedError.
+        """
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -102,6 +110,7 @@ class _Node:
     parent: _Node | None
     new_ids: array[int]  # 4 bytes a token, and nothing that the garbage collector has to look through
     num_ids: int  # of prompt and completion, the parent's included
+    num_sampled: int  # of these, at the end
     last_id: int | None  # the last sampled token
 
     def ids(self) -> list[int]:
@@ -115,6 +124,17 @@ class _Node:
         for new_ids in reversed(path):
             ids.extend(new_ids)
         return ids
+
+
+@dataclass(eq=False, slots=True)
+class _Latest:
+    """The turn that most calls continue, with more of it than is kept of the others."""
+
+    node: _Node
+    ids: list[int]  # of prompt and completion
+    rendered: str  # the template's text of its prompt
+    closed: str | None = None  # and the sampled text behind it, once somebody asks
+    ends: bool = False  # whether that is whole, with its end token
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +151,7 @@ class Placement:
     branch_reason: BranchReason | None
     prints: list[bytes]  # fingerprint of each message as the agent sent it
     chain: bytes  # fingerprint of all of them
+    rendered: str = field(default="", kw_only=True)  # the template's text of `messages`, where one was made
 
 
 class ConversationTree:
@@ -141,7 +162,7 @@ class ConversationTree:
         # fingerprint of messages + answer -> turns, oldest first
         self._answered: dict[bytes, list[_Node]] = {}
         self._nodes: dict[int, _Node] = {}  # by ordinal
-        self._latest: tuple[_Node, list[int]] | None = None  # and all its tokens: most calls continue it
+        self._latest: _Latest | None = None
         self._asked: set[bytes] = set()  # fingerprints of the messages of each turn
         self._seen: set[bytes] = set()  # fingerprints of all messages
         self._longest = 0  # messages of the longest turn, its answer included
@@ -156,21 +177,21 @@ class ConversationTree:
         parent, length, tools_changed = self._longest_turn(chains, tools_key)
         if parent is None:
             reason = "tools_changed" if tools_changed else self._why_no_parent(prints, chains[-1])
-            return Placement(messages, self._from_scratch(messages, tools), None, reason, prints, chains[-1])
+            return self._from_scratch(messages, tools, reason, prints, chains[-1])
         tail = messages[length:]
         continued = [*parent.messages, *tail]
-        prompt_ids = self._extend(parent, continued, tools)
-        if prompt_ids is None:
-            ids = self._from_scratch(messages, tools)
-            return Placement(messages, ids, None, "template_not_append_only", prints, chains[-1])
+        extended = self._extend(parent, continued, tools)
+        if extended is None:
+            return self._from_scratch(messages, tools, "template_not_append_only", prints, chains[-1])
         left_behind: BranchReason | None = None
         if any(message["role"] == "assistant" for message in tail):
             left_behind = "tools_changed" if tools_changed else "edited_history"
-        return Placement(continued, prompt_ids, parent.ordinal, left_behind, prints, chains[-1])
+        text, ids = extended
+        return Placement(continued, ids, parent.ordinal, left_behind, prints, chains[-1], rendered=text)
 
     def add(self, turn: Turn, placement: Placement) -> None:
         """Take a recorded turn into the tree; later calls may continue it."""
-        node = self._node(turn)
+        node = self._node(turn, placement.rendered)
         for response_print in fingerprints_of_response(turn.response):
             self._answered.setdefault(extend_chain(placement.chain, response_print), []).append(node)
             self._seen.add(response_print)
@@ -178,7 +199,7 @@ class ConversationTree:
         self._asked.add(placement.chain)
         self._longest = max(self._longest, len(turn.messages) + 1)
 
-    def _node(self, turn: Turn) -> _Node:
+    def _node(self, turn: Turn, rendered: str) -> _Node:
         ids = turn.prompt_ids + turn.completion_ids
         parent = None if turn.parent is None else self._nodes[turn.parent]
         known = 0 if parent is None else parent.num_ids
@@ -190,10 +211,11 @@ class ConversationTree:
             parent,
             array("I", ids[known:]),
             len(ids),
+            len(turn.completion_ids),
             last_id,
         )
         self._nodes[turn.ordinal] = node
-        self._latest = (node, ids)
+        self._latest = _Latest(node, ids, rendered)
         return node
 
     def _longest_turn(self, chains: list[bytes], tools_key: bytes) -> tuple[_Node | None, int, bool]:
@@ -216,16 +238,53 @@ class ConversationTree:
             return "new_conversation"
         return "compaction" if len(prints) < self._longest else "edited_history"
 
-    def _from_scratch(self, messages: list[Message], tools: list[ToolSchema]) -> list[int]:
-        if self._renderer is None:
-            return []
-        return self._renderer.prompt(messages, tools)
+    def _from_scratch(
+        self,
+        messages: list[Message],
+        tools: list[ToolSchema],
+        reason: BranchReason | None,
+        prints: list[bytes],
+        chain: bytes,
+    ) -> Placement:
+        text, ids = ("", []) if self._renderer is None else self._renderer.prompt(messages, tools)
+        return Placement(messages, ids, None, reason, prints, chain, rendered=text)
 
-    def _extend(self, parent: _Node, continued: list[Message], tools: list[ToolSchema]) -> list[int] | None:
-        """The parent's tokens and those of everything behind its answer; None without a proof."""
+    def _extend(
+        self, parent: _Node, continued: list[Message], tools: list[ToolSchema]
+    ) -> tuple[str, list[int]] | None:
+        """The whole text; the parent's tokens and those of all behind its answer. None without a proof."""
         if self._renderer is None:
-            return []
+            return "", []
         whole = self._renderer.render(continued, tools, reply=True)
+        found = self._as_sampled(parent, whole) or self._as_rendered(parent, continued, tools, whole)
+        if found is None:
+            return None
+        end_id, behind_end = found
+        ids = self._ids(parent)
+        if parent.last_id != end_id:  # it was cut short
+            ids.append(end_id)
+        ids += self._renderer.encode_after(end_id, behind_end)
+        return whole, ids
+
+    def _as_sampled(self, parent: _Node, whole: str) -> tuple[int, str] | None:
+        """The usual case: what the parent's prompt said, what was sampled, letter for letter, then new."""
+        if self._latest is None or self._latest.node is not parent or self._renderer is None:
+            return None
+        latest = self._latest
+        if latest.closed is None:
+            sampled = self._renderer.decode(parent.new_ids[len(parent.new_ids) - parent.num_sampled :])
+            latest.closed = latest.rendered + sampled
+            end = self._renderer.end_of(sampled)
+            latest.ends = end is not None and end == (parent.last_id, "")
+        if not latest.ends or parent.last_id is None or not whole.startswith(latest.closed):
+            return None
+        return parent.last_id, whole[len(latest.closed) :]
+
+    def _as_rendered(
+        self, parent: _Node, continued: list[Message], tools: list[ToolSchema], whole: str
+    ) -> tuple[int, str] | None:
+        """The template's own spelling of the parent and its answer, then new text."""
+        assert self._renderer is not None
         try:
             closed = self._renderer.render(continued[: len(parent.messages)], tools, reply=False)
         except TemplateRefusedError:
@@ -234,17 +293,12 @@ class ConversationTree:
         if end is None or not whole.startswith(closed):
             return None
         end_id, behind_end = end
-        new_ids = self._renderer.encode_after(end_id, behind_end + whole[len(closed) :])
-        ids = self._ids(parent)
-        if parent.last_id != end_id:  # it was cut short
-            ids.append(end_id)
-        ids += new_ids
-        return ids
+        return end_id, behind_end + whole[len(closed) :]
 
     def _ids(self, node: _Node) -> list[int]:
         """All tokens of a turn, in a list of their own."""
-        if self._latest is not None and self._latest[0] is node:
-            return self._latest[1].copy()
+        if self._latest is not None and self._latest.node is node:
+            return self._latest.ids.copy()
         return node.ids()
 
 

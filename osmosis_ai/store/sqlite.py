@@ -53,9 +53,7 @@ class SqliteStore:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
-        self._known: dict[
-            tuple[str, bytes], int
-        ] = {}  # (table, hash) -> id; only the writer's thread uses it
+        self._known: dict[tuple[str, bytes], int] = {}  # (table, hash) -> id; used inside writes only
         # The latest turns of the rollouts that run, by rollout id and ordinal.
         self._recorded: dict[str, dict[int, RecordedTurn]] = {}
         self._db = open_writable(self.path)

@@ -417,4 +417,4 @@ def test_prompts_that_are_remembered_are_those_of_apply_chat_template(policies, 
     assert renderer.render(messages, tools, reply=True) == whole
     assert renderer.render(messages, tools, reply=False) == reference.text(messages, tools, False)
     for _ in range(2):  # the second is remembered
-        assert renderer.prompt(messages, tools) == reference.ids(whole)
+        assert renderer.prompt(messages, tools) == (whole, reference.ids(whole))

@@ -1,4 +1,4 @@
-"""`kill -9` of a process that runs gateway and store under load: what a client has got is stored, and once."""
+"""`kill -9` of a process that runs gateway and store under load: what a client has got is stored, once."""
 
 import asyncio
 import json

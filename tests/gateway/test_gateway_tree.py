@@ -251,3 +251,27 @@ def test_an_edited_conversation_never_continues_a_turn_that_it_does_not_contain(
         )
     else:
         assert turn.branch_reason is not None
+
+
+ENDS_DIFFERENTLY = """
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' and loop.last %}(the last) {% endif %}{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+
+
+def test_a_prompt_that_repeats_parent_and_answer_letter_for_letter_continues_whatever_the_template_does_alone(
+    tmp_path,
+):
+    renderer = TemplateRenderer(make_tokenizer_folder(tmp_path, ENDS_DIFFERENTLY))
+    policy = Policy(renderer)
+    first = policy.answer([user("go")], "ok")
+    second = policy.answer([user("go"), first.response, user("on")], "fine")
+    assert (second.parent, second.branch_reason) == (0, None)
+    assert renderer.decode(second.prompt_ids) == renderer.render(second.messages, [], reply=True)
+    # Without the text of the latest turn there is only the template's spelling, and that is no prefix.
+    third = policy.answer([user("go"), first.response, user("other")], "fine")
+    assert (third.parent, third.branch_reason) == (None, "template_not_append_only")
