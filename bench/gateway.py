@@ -2,10 +2,10 @@
 
     python bench/gateway.py [--quick] [--only plain,agents,streaming,growing,disk] [--repetitions 5]
 
-Every system is a process of its own on loopback. CPU time is that of its whole process (all threads, user and
-system), read from the operating system's clock of that process. In each repetition every system takes its
-turn, so that a busy moment of the machine meets all; figures are medians. Absolute times do not travel between
-machines; ratios do.
+Every system is a process of its own on loopback. CPU time is that of its whole process (all threads, user
+and system), read from the operating system's clock of that process. In each repetition every system takes its
+turn, so that a busy moment of the machine meets all; figures are medians. Absolute times do not travel
+between machines; ratios do.
 
     direct    load -> stub model
     floor     load -> bench/recorder_floor.py -> stub model          (writes a file, no fsync)
@@ -13,8 +13,8 @@ machines; ratios do.
     policy    load -> gateway with a stub engine in its own process  (exact tokens, durable in SQLite)
 
 The stub model answers 64 tokens with the ids of prompt and completion. The stub engine gives 64 tokens too;
-the gateway renders and tokenises the prompt, parses the answer, and proves each continuation. The tokenizer is
-a byte-level BPE with the pre-tokenizer of the usual model families, trained on the standard library.
+the gateway renders and tokenises the prompt, parses the answer, and proves each continuation. The tokenizer
+is a byte-level BPE with the pre-tokenizer of the usual model families, trained on the standard library.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def start_floor(folder: Path, upstream: System) -> System:
 
 
 @contextlib.contextmanager
-def systems(folder: Path, names: list[str], *, delay: float = 0.0) -> Iterator[list[System]]:
+def systems(
+    folder: Path, names: list[str], *, delay: float = 0.0, rollouts: int = AGENTS
+) -> Iterator[list[System]]:
     """The named systems, running, with a model that thinks for `delay` seconds."""
     stub = start("stub", folder, delay=delay)
     started = [stub]
@@ -178,7 +180,7 @@ def systems(folder: Path, names: list[str], *, delay: float = 0.0) -> Iterator[l
             if name == "floor":
                 started.append(start_floor(folder, stub))
             else:
-                started.append(start(name, folder, delay=delay, upstream=stub.url))
+                started.append(start(name, folder, delay=delay, upstream=stub.url, rollouts=rollouts))
         stub.name = "direct"
         yield [next(system for system in started if system.name == name) for name in names]
     finally:
@@ -206,6 +208,7 @@ class Prompts:
     def __init__(self, text: str) -> None:
         self._text = text
         self._next = 0
+        self._repeated: list[bytes] = []
 
     def text_of(self, chars: int) -> str:
         start = (self._next * 1_009) % (len(self._text) - chars)
@@ -218,8 +221,14 @@ class Prompts:
         user = {"role": "user", "content": self.text_of(PROMPT_CHARS)}
         return body_of([system, user], **more)
 
+    def group(self, **more: Any) -> bytes:
+        """The same, each prompt 8 times: what the rollouts of a group begin with."""
+        if not self._repeated:
+            self._repeated = [self.fresh(**more)] * 8
+        return self._repeated.pop()
+
     def agent(self, system: str, **more: Any) -> bytes:
-        """2 kB as an agent sends them: instructions and tools that are always the same, and a short question."""
+        """2 kB as an agent sends them: always the same instructions and tools, and a short question."""
         question = {"role": "user", "content": self.text_of(PROMPT_CHARS // 4)}
         messages = [{"role": "system", "content": system}, question]
         return body_of(messages, tools=[TOOL], **more)
@@ -229,7 +238,7 @@ class Prompts:
 
 
 async def run_calls(system: System, bodies: list[bytes], connections: int, prefix: str) -> None:
-    """All bodies, `connections` at a time; each body is a sample of its own in the rollout of its connection."""
+    """All bodies, `connections` at a time; each is a sample of its own in its connection's rollout."""
     todo = iter(enumerate(bodies))
     opened = [await connect(system.url) for _ in range(connections)]
     cpu, wall = system.cpu_seconds(), time.perf_counter()
@@ -295,7 +304,7 @@ def cost_lines(
         cpu, rate = statistics.median(system.cpu_ms), statistics.median(system.rate)
         latency = statistics.quantiles(system.latency_ms, n=100)
         line = (
-            f"  {system.name:<10} {cpu:7.3f} ms CPU a call  {cpu / floor:5.2f} x floor  {rate:7.0f} calls/s  "
+            f"  {system.name:<10} {cpu:7.3f} ms CPU a call  {cpu / floor:5.2f} x floor  {rate:6.0f} calls/s  "
             f"p50 {latency[49]:6.1f} ms  p99 {latency[98]:6.1f} ms"
         )
         if system.name == checked:
@@ -309,15 +318,20 @@ async def plain(report: Report, folder: Path, options: argparse.Namespace) -> No
     calls = 400 if options.quick else 2_000
     prompts = Prompts(prose())
     system = prompts.text_of(3 * PROMPT_CHARS // 4)
-    cases: list[tuple[str, Callable[[], bytes]]] = [
-        ("plain calls, 2 kB, the whole prompt new each time", prompts.fresh),
-        ("plain calls, 2 kB, the same instructions and tools, a new question", lambda: prompts.agent(system)),
+    cases: list[tuple[str, str, Callable[[], bytes]]] = [
+        ("group", "plain calls, 2 kB, each prompt for the 8 rollouts of a group", prompts.group),
+        (
+            "agent",
+            "plain calls, 2 kB, the same instructions and tools, a new question",
+            lambda: prompts.agent(system),
+        ),
+        ("new", "plain calls, 2 kB, the whole prompt new each time", prompts.fresh),
     ]
-    for title, make in cases:
+    for label, title, make in cases:
         with systems(folder, ["direct", "floor", "provider", "policy"]) as running:
             await compare(running, make, calls=calls, connections=16, repetitions=options.repetitions)
             report.section(f"{title} (16 at a time)")
-            cost_lines(report, running, title, ms=0.5, ratio=2.0, checked="policy")
+            cost_lines(report, running, label, ms=0.5, ratio=2.0, checked="policy")
 
 
 async def streaming(report: Report, folder: Path, options: argparse.Namespace) -> None:
@@ -332,7 +346,9 @@ async def streaming(report: Report, folder: Path, options: argparse.Namespace) -
             connections=16,
             repetitions=options.repetitions,
         )
-        report.section(f"streams of {COMPLETION_IDS} chunks, one each {TOKEN_SECONDS * 1000:g} ms (16 at a time)")
+        report.section(
+            f"streams of {COMPLETION_IDS} chunks, one each {TOKEN_SECONDS * 1000:g} ms (16 at a time)"
+        )
         cost_lines(report, running, "streaming", ms=None, ratio=2.5, checked="policy")
 
 
@@ -403,9 +419,7 @@ async def growing(report: Report, folder: Path, options: argparse.Namespace) -> 
         for number in range(conversations + 1):
             for system in running:
                 first, key = prompts.text_of(128_000), system.keys[number % len(system.keys)]
-                one = await converse(
-                    system, key, f"grow{number}", first, turns, lambda: prompts.text_of(100)
-                )
+                one = await converse(system, key, f"grow{number}", first, turns, lambda: prompts.text_of(100))
                 if number:
                     spent.setdefault(system.name, []).append(one)
     report.section(f"a prompt of 128 kB and {turns} turns of 0.4 kB each, one at a time")
@@ -415,7 +429,7 @@ async def growing(report: Report, folder: Path, options: argparse.Namespace) -> 
         one = all_spent[0]
         early_bytes, late_bytes = sum(one.body_bytes[1:11]), sum(one.body_bytes[-10:])
         line = (
-            f"  {name:<10} first {per_turn[0]:7.2f} ms  turns 2-11 {early:7.3f} ms  turns 41-50 {late:7.3f} ms  "
+            f"  {name:<10} first {per_turn[0]:7.2f} ms  turns 2-11 {early:6.3f} ms  41-50 {late:6.3f} ms  "
             f"bytes x {late_bytes / early_bytes:.2f}  CPU x {late / early:.2f}"
         )
         if name == "policy":
@@ -427,7 +441,7 @@ async def growing(report: Report, folder: Path, options: argparse.Namespace) -> 
 
 async def disk(report: Report, folder: Path, options: argparse.Namespace) -> None:
     prompts, turns = Prompts(prose()), 50
-    with systems(folder, ["floor", "policy"]) as running:
+    with systems(folder, ["floor", "policy"], rollouts=1) as running:
         sizes = {}
         for system in running:
             started = await converse(
@@ -455,8 +469,8 @@ async def disk(report: Report, folder: Path, options: argparse.Namespace) -> Non
     report.say(f"  each prompt again: text                  {again:>10,} bytes")
     report.say(f"  each prompt again: token ids, 4 bytes    {ids:>10,} bytes")
     report.say(
-        f"  the gateway's database                   {size:>10,} bytes  1/{(again + ids) / size:.1f} of text and "
-        f"ids, 1/{again / size:.1f} of the text alone, 1/{floor_bytes / size:.1f} of the floor  "
+        f"  the gateway's database                   {size:>10,} bytes  1/{(again + ids) / size:.1f} of text "
+        f"and ids, 1/{again / size:.1f} of the text alone, 1/{floor_bytes / size:.1f} of the floor  "
         + report.check("disk: times smaller", (again + ids) / size, 20, at_least=True)
     )
 
@@ -487,7 +501,7 @@ class StubModel(asyncio.Protocol):
         self._received.clear()
         loop = asyncio.get_running_loop()
         if streams:
-            loop.create_task(self._stream())
+            self._streaming = loop.create_task(self._stream())
         elif self._delay:
             loop.call_later(self._delay, self._transport.write, self._whole)
         else:
@@ -530,7 +544,13 @@ def stub_answer() -> tuple[bytes, list[bytes]]:
 
 def _chunk(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta, "finish_reason": None, **more}
-    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 0, "model": "stub", "choices": [choice]}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "created": 0,
+        "model": "stub",
+        "choices": [choice],
+    }
 
 
 async def serve_stub(options: argparse.Namespace) -> None:
@@ -577,7 +597,7 @@ async def serve_gateway(options: argparse.Namespace) -> None:
     gateway = Gateway(target, store)
     await gateway.start()
     keys = []
-    for number in range(AGENTS):
+    for number in range(options.rollouts):
         await store.start_rollout(Rollout(f"rollout-{number}", "run", number, f"group-{number}", 0))
         keys.append(gateway.admit(f"rollout-{number}", seed=number))
     _started(gateway.base_url, keys)
@@ -590,7 +610,16 @@ def policy_target(options: argparse.Namespace) -> Any:
     from osmosis_ai.gateway.targets import PolicyTarget
 
     renderer = TemplateRenderer(options.folder / "tokenizer")
-    info = EngineInfo(0, 8000, 10**6, 0, 0, "cpu", renderer.end_ids)
+    info = EngineInfo(
+        version=0,
+        vocab_size=8000,
+        max_context=10**6,
+        num_parameters=0,
+        num_trainable=0,
+        device="cpu",
+        arithmetic="float32",
+        eos_token_ids=renderer.end_ids,
+    )
     token_ids = renderer.encode(prose()[5_000:9_000])[: COMPLETION_IDS - 1]
     return PolicyTarget(StubEngine([*token_ids, renderer.end_ids[0]], options.delay), info, renderer)  # type: ignore[arg-type]
 
@@ -663,12 +692,15 @@ async def measure(options: argparse.Namespace) -> Report:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer calls, for CI: shows what breaks, not what costs")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer calls, for CI: shows what breaks, not what costs"
+    )
     parser.add_argument("--only", default=",".join(CASES), type=lambda names: names.split(","))
     parser.add_argument("--repetitions", type=int, default=0, help="default 5, or 2 with --quick")
     parser.add_argument("--role", choices=list(ROLES), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--delay", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--rollouts", type=int, default=AGENTS, help=argparse.SUPPRESS)
     parser.add_argument("--upstream", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.repetitions = options.repetitions or (2 if options.quick else 5)
