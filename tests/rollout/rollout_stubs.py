@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -134,6 +136,52 @@ async def controller() -> AsyncIterator[StubController]:
     runner, stub.url = await _serve(app)
     yield stub
     await runner.cleanup()
+
+
+def strings_above(frame: FrameType, depth: int = 6) -> set[str]:
+    """Every text that the locals of the frames above lead to: attributes, items, closures, arguments."""
+    seen: dict[int, Any] = {}  # with the objects, so that no id is used twice
+    found: set[str] = set()
+    level: list[Any] = []
+    above = frame.f_back
+    while above is not None:
+        level += above.f_locals.values()
+        above = above.f_back
+    for _ in range(depth):
+        level = [item for item in level if id(item) not in seen]
+        seen |= {id(item): item for item in level}
+        found |= {item for item in level if isinstance(item, str)}
+        level = [inner for item in level for inner in _inside(item)]
+    return found
+
+
+def _inside(item: Any) -> list[Any]:
+    if isinstance(item, str | bytes | type | ModuleType):
+        return []
+    if isinstance(item, Mapping):
+        return [*item.keys(), *item.values()]
+    if isinstance(item, list | tuple | set | frozenset | deque):
+        return list(item)
+    names = [*getattr(item, "__dict__", ()), *getattr(type(item), "__slots__", ())]
+    names += [
+        "__self__",
+        "__func__",
+        "__closure__",
+        "cell_contents",
+        "func",
+        "args",
+        "keywords",
+        "_callback",
+        "_args",
+    ]
+    return [inner for name in names if (inner := _attribute(item, name)) is not None]
+
+
+def _attribute(item: Any, name: str) -> Any:
+    try:
+        return getattr(item, name, None)
+    except Exception:  # an empty cell, a property that needs more than we have
+        return None
 
 
 @dataclass

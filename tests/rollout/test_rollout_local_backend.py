@@ -1,11 +1,12 @@
 """Deadlines, isolation, attribution: what user code may do to its own rollout and to no other."""
 
 import asyncio
+import inspect
 import threading
 import time
 
 import pytest
-from rollout_stubs import Results, execute, text
+from rollout_stubs import Results, execute, strings_above, text
 
 from osmosis_ai.errors import EntrypointError
 from osmosis_ai.rollout import (
@@ -295,6 +296,20 @@ async def test_the_label_is_nowhere_in_what_the_workflow_sees(backends):
 
     await execute(backends(run), label="the-label")
     assert "the-label" not in seen[0]
+
+
+async def test_neither_label_nor_judges_key_is_in_the_frames_above_the_workflow(backends):
+    seen = set()
+
+    async def run(ctx):
+        seen.update(strings_above(inspect.currentframe()))
+        say("148")
+
+    given = {"label": "the-label", "judge_chat_completions_url": "http://127.0.0.1:1/v1"}
+    results = await execute(backends(run), judge_api_key="judge-key", metadata={"a": "from-the-row"}, **given)
+    assert results.workflow[0].succeeded
+    assert {"from-the-row", "llm-key", "What is 37 times 4?"} <= seen  # the walk finds what is there
+    assert seen.isdisjoint({"the-label", "judge-key", "http://127.0.0.1:1/v1"})
 
 
 async def test_each_rollout_has_its_own_copy_of_the_config_and_its_own_context(backends):

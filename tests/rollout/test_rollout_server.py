@@ -1,6 +1,7 @@
 """The rollout server over real HTTP: admission, callbacks, cancelling, draining."""
 
 import asyncio
+import inspect
 import json
 import math
 import socket
@@ -9,7 +10,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 import uvicorn
-from rollout_stubs import StubController
+from rollout_stubs import StubController, strings_above
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.rollout import (
@@ -99,6 +100,23 @@ def body(controller: StubController, rollout_id: str = "17", **fields):
         "grader_callback_url": f"{controller.url}/v1/rollouts/{rollout_id}/graded",
         **fields,
     }
+
+
+async def test_neither_label_nor_callback_key_is_in_the_frames_above_the_workflow(controller):
+    seen = set()
+
+    class Nosy(AgentWorkflow):
+        async def run(self, ctx):
+            seen.update(strings_above(inspect.currentframe()))
+            get_rollout_context().register_sample_source("solver", Said())
+
+    backend = LocalBackend(workflow=Nosy, grader=Exact)
+    async with running(create_rollout_server(backend=backend, api_key="server-key")) as client:
+        sent = body(controller, label="the-label")
+        await client.post("/rollout", json=sent, headers={"Authorization": "Bearer server-key"})
+        await controller.wait_for(2)
+    assert {"llm-key", f"{controller.url}/v1"} <= seen
+    assert seen.isdisjoint({"the-label", "callback-key", "server-key", sent["completion_callback_url"]})
 
 
 async def test_a_rollout_is_accepted_at_once_and_reported_twice(controller):

@@ -8,6 +8,8 @@ import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from osmosis_ai.errors import EntrypointError
@@ -39,6 +41,15 @@ class _Run:
     samples: Samples
     error: BaseException | None
     where: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a workflow may see of a request, and all that the frames above run() hold of it."""
+
+    prompt: list[dict[str, Any]]
+    metadata: dict[str, Any] | None
+    artifacts_dir: Path | None
 
 
 class _Slots:
@@ -131,10 +142,9 @@ class LocalBackend(ExecutionBackend):
 
     async def _run_workflow(self, request: ExecutionRequest) -> ExecutionResult:
         context = RolloutContext(request.chat_completions_url, request.api_key, request.id)
+        work = partial(self._workflow_work, self._given(request), context)
         try:
-            run = await self._lanes.run(
-                lambda: self._workflow_work(request, context), timeout=request.agent_timeout_sec
-            )
+            run = await self._lanes.run(work, timeout=request.agent_timeout_sec)
         except DeadlineExceeded:
             message = f"{self.workflow_name}.run exceeded its deadline of {request.agent_timeout_sec:g} s"
             return _failure(message, RolloutErrorCategory.TIMEOUT, await self._left_behind(context))
@@ -145,7 +155,13 @@ class LocalBackend(ExecutionBackend):
             return _failure(describe(run.error, run.where), category(run.error), run.samples)
         return ExecutionResult(RolloutStatus.SUCCESS, run.samples)
 
-    async def _workflow_work(self, request: ExecutionRequest, context: RolloutContext) -> _Run:
+    def _given(self, request: ExecutionRequest) -> _Given:
+        metadata = request.metadata
+        if self._workflow.label_in_metadata and request.label is not None:
+            metadata = {**(metadata or {}), "ground_truth": request.label}
+        return _Given(request.prompt, metadata, request.artifacts_dir)
+
+    async def _workflow_work(self, given: _Given, context: RolloutContext) -> _Run:
         """Runs in the lane. What the workflow raises does not lose the samples that it has made."""
         where, error = f"{self.workflow_name}.__init__", None
         with context:
@@ -153,10 +169,8 @@ class LocalBackend(ExecutionBackend):
                 config = copy.deepcopy(self._workflow_config)
                 workflow = self._workflow(config)
                 where = f"{self.workflow_name}.run"
-                metadata = copy.deepcopy(request.metadata)  # the grader's stays as the dataset has it
-                if self._workflow.label_in_metadata and request.label is not None:
-                    metadata = {**(metadata or {}), "ground_truth": request.label}
-                ctx = AgentWorkflowContext(request.prompt, config, metadata, request.artifacts_dir)
+                metadata = copy.deepcopy(given.metadata)  # the grader's stays as the dataset has it
+                ctx = AgentWorkflowContext(given.prompt, config, metadata, given.artifacts_dir)
                 await workflow.run(ctx)
             # The boundary: whatever the workflow raises fails this rollout and no other.
             except BaseException as raised:
