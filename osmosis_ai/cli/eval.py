@@ -58,8 +58,8 @@ async def _evaluate(config: Config, workspace: Workspace, fresh: bool, display: 
             await opened.finish(interrupted=True)
             display.note("interrupted; what has a result is kept. The same command goes on.")
             raise
-        except OsmosisError as error:
-            await opened.finish(str(error))
+        except Exception as error:  # whatever ended the run, also what nobody foresaw: its record says so
+            await opened.fail(error)
             raise
         await opened.finish()
         report = summarise(rollouts, config.eval.attempts, config.eval.pass_threshold)

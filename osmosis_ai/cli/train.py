@@ -13,7 +13,6 @@ from osmosis_ai.cli.options import config_options, read_config, run_async, works
 from osmosis_ai.config import Config
 from osmosis_ai.controller.opening import OpenRun, open_run
 from osmosis_ai.controller.training import Hooks, run_training
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.store.base import StepRecord
 from osmosis_ai.store.workspace import Workspace
 
@@ -49,8 +48,8 @@ async def _train(config: Config, workspace: Workspace, fresh: bool, display: Dis
             await opened.finish(interrupted=True)
             display.note("interrupted; every finished step and rollout is kept. The same command goes on.")
             raise
-        except OsmosisError as error:
-            await opened.finish(str(error))
+        except Exception as error:  # whatever ended the run, also what nobody foresaw: its record says so
+            await opened.fail(error)
             raise
         await opened.finish()
         _report(display, opened, await opened.store.steps(opened.run_id), folder)

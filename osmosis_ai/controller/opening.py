@@ -11,7 +11,7 @@ import os
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.controller.user_server import UserCode, UserServer
 from osmosis_ai.datasets import load_rows
 from osmosis_ai.engine.base import Engine, EngineInfo, EngineSpec
-from osmosis_ai.errors import UsageError
+from osmosis_ai.errors import OsmosisError, StoreError, UsageError
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.render import TemplateRenderer
@@ -69,6 +69,12 @@ class OpenRun:
         state: RunState = "interrupted" if interrupted else "failed" if error else "done"
         if self.stored:
             await self.store.finish_run(self.run_id, state, error)
+
+    async def fail(self, error: Exception) -> None:
+        """Store that the run has failed, and why."""
+        ours = isinstance(error, OsmosisError)
+        with suppress(StoreError):  # the full disk that ended the run may refuse this too
+            await self.finish(str(error) if ours else f"{type(error).__name__}: {error}")
 
 
 @asynccontextmanager
@@ -172,7 +178,7 @@ async def _open_server(run: OpenRun, notify: Notify) -> RolloutServer:
         notify(f"starting the rollout server with {table.entrypoint}")
         path = _source(config, table.entrypoint)
         code = UserCode(path, table.workflow, table.grader, config.workflow)
-        return UserServer(code, run.folder / "rollout-server.log")
+        return UserServer(code, run.folder / "rollout-server.log", withheld=_withheld(config))
     notify(f"asking the rollout server at {table.url}")
     check_reachable(table.url, table.gateway_host)
     key = "" if not table.api_key_env else from_environment("rollout.api_key_env", table.api_key_env)
@@ -196,6 +202,11 @@ async def _open_grading(run: OpenRun, stack: AsyncExitStack, server: RolloutServ
     stack.push_async_callback(grading.stop)
     await grading.start()
     return grading
+
+
+def _withheld(config: Config) -> list[str]:
+    """The variable with the key of [llm]: calls go through the gateway, so no agent needs it."""
+    return [config.llm.api_key_env] if config.llm is not None and config.llm.api_key_env else []
 
 
 def _source(config: Config, entrypoint: str) -> str:

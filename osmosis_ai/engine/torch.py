@@ -146,7 +146,7 @@ class TorchEngine:
         await self._gate.shut()
         try:
             state: dict[str, Any] = await self._run(self._held, self._load, Path(path))
-        except UsageError:
+        except (EngineError, UsageError):
             self._gate.reopen_if_unchanged()
             raise
         await self.publish()

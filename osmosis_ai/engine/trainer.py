@@ -9,7 +9,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -177,7 +179,8 @@ class Trainer:
             raise EngineError(
                 "save between forward_backward and optim_step would lose the gradient; step first"
             )
-        with whole_folder(path) as folder:
+        way_out = "What was there before is as it was. Free space or memory, then the same command goes on."
+        with _trouble(f"{path} cannot be written", way_out), whole_folder(path) as folder:
             self._write(folder, source, state)
 
     def _write(self, folder: Path, source: Path, state: Mapping[str, Any] | None) -> None:
@@ -197,6 +200,12 @@ class Trainer:
 
     def load(self, path: Path) -> dict[str, Any]:
         """Restore what `save` wrote with a state; returns the state. Weights are copied into the module."""
+        way_out = "If it is damaged, remove it: the same command then goes on from the one before."
+        with _trouble(f"checkpoint {path} cannot be read", way_out):
+            return self._load(path)
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        """Everything is read before anything changes: a damaged file leaves the module as it was."""
         training = path / TRAINING_FOLDER
         if not (training / STATE_FILE).is_file():
             raise UsageError(
@@ -210,11 +219,12 @@ class Trainer:
                 "Open the engine with the policy and the adapter that the run started with."
             )
         document.pop("format")
-        if self._adapter():
-            self._load_adapter(training / ADAPTER_FOLDER)
-        else:
-            self._load_weights(path)
+        weights = _read_weights(training / ADAPTER_FOLDER if self._adapter() else path)
         saved = torch.load(training / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+        if self._adapter():
+            self._load_adapter(weights, path)
+        else:
+            self._load_weights(weights, path)
         if self.optimizer is not None and saved["optimizer"] is not None:
             self.optimizer.load_state_dict(saved["optimizer"])
             self.optimizer.zero_grad()
@@ -222,12 +232,7 @@ class Trainer:
         _restore_random_state(saved["random"])
         return document
 
-    def _load_weights(self, path: Path) -> None:
-        from safetensors.torch import load_file
-
-        weights: dict[str, torch.Tensor] = {}
-        for file in sorted(path.glob("*.safetensors")):
-            weights.update(load_file(file))
+    def _load_weights(self, weights: Mapping[str, torch.Tensor], path: Path) -> None:
         missing, unexpected = self.model.load_state_dict(weights, strict=False)
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
         if unexpected or set(missing) - tied:
@@ -240,13 +245,11 @@ class Trainer:
         weights = {name: p.detach().float().contiguous() for name, p in self._adapter().items()}
         save_file(weights, folder / "adapter_model.safetensors")
 
-    def _load_adapter(self, folder: Path) -> None:
-        from safetensors.torch import load_file
-
-        weights, adapter = load_file(folder / "adapter_model.safetensors"), self._adapter()
+    def _load_adapter(self, weights: Mapping[str, torch.Tensor], path: Path) -> None:
+        adapter = self._adapter()
         if weights.keys() != adapter.keys():
             raise UsageError(
-                f"{folder} holds another adapter: {sorted(weights.keys() ^ adapter.keys())[:4]} ..."
+                f"{path} holds another adapter: {sorted(weights.keys() ^ adapter.keys())[:4]} ..."
             )
         with torch.no_grad():
             for name, parameter in adapter.items():
@@ -281,6 +284,27 @@ class Trainer:
             if not parameter.requires_grad and self.optimizer is not None:
                 digest.update(parameter.detach().flatten()[:64].double().cpu().numpy().tobytes())
         return digest.hexdigest()
+
+
+@contextmanager
+def _trouble(what: str, way_out: str) -> Iterator[None]:
+    """Files that cannot be read or written, and memory that is short, become an EngineError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError, UnpicklingError, JSONDecodeError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise EngineError(f"{what}: {type(error).__name__}: {first_line}. {way_out}") from error
+
+
+def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights.update(load_file(file))
+    return weights
 
 
 @contextmanager

@@ -341,6 +341,32 @@ async def test_a_save_that_fails_leaves_the_older_checkpoint(engine: TorchEngine
     assert await engine.load(tmp_path / "last") == {"step": 1}
 
 
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+@pytest.mark.parametrize("damaged", ["training/optimizer.pt", "training/state.json", "weights"])
+async def test_a_damaged_checkpoint_is_refused_by_name_and_leaves_the_engine_as_it_was(
+    policy_folder: Path, tmp_path: Path, adapter: Any, damaged: str
+):
+    engine = await opened(policy_folder, adapter=adapter)
+    await step(engine, seed=0)
+    await engine.save(tmp_path / "last", {"step": 1})
+    await step(engine, seed=1)
+    before = weights_hash(engine)
+    weights = "training/adapter/adapter_model.safetensors" if adapter == "lora" else "model.safetensors"
+    file = tmp_path / "last" / (weights if damaged == "weights" else damaged)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(EngineError, match=r"checkpoint .*/last cannot be read: .* If it is damaged"):
+        await engine.load(tmp_path / "last")
+    assert weights_hash(engine) == before
+    assert (await engine.sample([5], Sampling(max_tokens=2))).version == 2
+    await engine.close()
+
+
+async def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(engine: TorchEngine, tmp_path: Path):
+    (tmp_path / ".last.draft").write_text("a file where the draft would be")
+    with pytest.raises(EngineError, match=r"/last cannot be written: FileExistsError: .* Free space"):
+        await engine.save(tmp_path / "last", {"step": 1})
+
+
 async def test_saving_a_half_made_step_is_refused(engine: TorchEngine, tmp_path: Path):
     rows = await sampled_rows(engine, 2)
     await engine.forward_backward(rows, spec_for(rows))
