@@ -91,7 +91,7 @@ class LlmTable(Table):
 
     model: str = Field(description='Model name at the endpoint, or "scripted".')
     base_url: str = Field("", description="OpenAI-compatible endpoint, up to and including /v1.")
-    api_key_env: str = Field("", description="Environment variable that holds the key.")
+    api_key_env: str = Field("", description="Environment variable with the key; the agents do not get it.")
     script: str = Field(
         "",
         description='For "scripted": path.py:function that answers, or a session (.jsonl) of `osmosis test`.',

@@ -178,7 +178,7 @@ async def _open_server(run: OpenRun, notify: Notify) -> RolloutServer:
         notify(f"starting the rollout server with {table.entrypoint}")
         path = _source(config, table.entrypoint)
         code = UserCode(path, table.workflow, table.grader, config.workflow)
-        return UserServer(code, run.folder / "rollout-server.log")
+        return UserServer(code, run.folder / "rollout-server.log", withheld=_withheld(config))
     notify(f"asking the rollout server at {table.url}")
     check_reachable(table.url, table.gateway_host)
     key = "" if not table.api_key_env else from_environment("rollout.api_key_env", table.api_key_env)
@@ -202,6 +202,11 @@ async def _open_grading(run: OpenRun, stack: AsyncExitStack, server: RolloutServ
     stack.push_async_callback(grading.stop)
     await grading.start()
     return grading
+
+
+def _withheld(config: Config) -> list[str]:
+    """The variable with the key of [llm]: calls go through the gateway, so no agent needs it."""
+    return [config.llm.api_key_env] if config.llm is not None and config.llm.api_key_env else []
 
 
 def _source(config: Config, entrypoint: str) -> str:

@@ -9,6 +9,7 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,9 @@ class UserServer:
     sample_id = DEFAULT_SAMPLE
     one_result = False
 
-    def __init__(self, code: UserCode, log_path: Path) -> None:
+    def __init__(self, code: UserCode, log_path: Path, withheld: Collection[str] = ()) -> None:
         self._code = code
+        self._withheld = withheld  # environment variables that the child does not get
         self._log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
         self._starting = asyncio.Lock()
@@ -129,6 +131,10 @@ class UserServer:
             self._process.kill()
             await self._process.wait()
 
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name not in self._withheld}
+        return {**kept, "PYTHONUNBUFFERED": "1"}
+
     async def _start(self) -> None:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
@@ -139,7 +145,7 @@ class UserServer:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env=self._environment(),
                 start_new_session=True,  # Ctrl-C reaches us alone; we then stop the child in order
             )
         assert self._process.stdin is not None

@@ -206,7 +206,10 @@ def _endpoint(info: dict[str, Any], judge: Judge | None) -> _Endpoint:
     variable = info.get("api_key_env") or (known[1] if known and not info.get("base_url") else "")
     key = info.get("api_key") or os.environ.get(variable)
     if judge is None and not key and variable:
-        raise MissingAPIKeyError(f"evaluate_rubric: there is no key for {provider}: export {variable}=...")
+        raise MissingAPIKeyError(
+            f"evaluate_rubric: there is no key for {provider}: export {variable}=... A run keeps the "
+            'variable of llm.api_key_env to itself: name another with model_info={"api_key_env": ...}'
+        )
     params = {"reasoning_effort": info["reasoning_effort"]} if info.get("reasoning_effort") else {}
     seconds = float(info.get("timeout") or TIMEOUT_SECONDS)
     return _Endpoint(provider, bare, str(url or "").rstrip("/"), key, seconds, judge, params)

@@ -12,6 +12,7 @@ from osmosis_ai.controller.opening import open_run
 from osmosis_ai.errors import DatasetError, EntrypointError, InfrastructureError, OsmosisError, UsageError
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.store.workspace import Workspace
+from osmosis_ai.types import Status
 
 IMPORTS = "from osmosis_ai.rollout import AgentWorkflow, Grader\n"
 WORKFLOW = "class {name}(AgentWorkflow):\n    async def run(self, ctx): ...\n"
@@ -131,6 +132,20 @@ async def test_a_key_that_is_not_in_the_environment_is_missed_by_name(tmp_path: 
     assert message.endswith("or it is empty: export NO_SUCH_KEY=... first.")
     message = await refusal(tmp_path, llm__model="gpt", llm__base_url="localhost:8000")
     assert message == "llm.base_url must be a URL like https://api.example.com/v1, got 'localhost:8000'"
+
+
+async def test_the_agents_environment_has_not_the_key_of_the_llm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("LEAN_LLM_KEY", "secret-of-the-llm")
+    monkeypatch.setenv("LEAN_OTHER", "of-the-agent")
+    [rollout] = await run_eval(
+        configure(tmp_path, [("tells", "right")], llm__api_key_env="LEAN_LLM_KEY"), tmp_path
+    )
+    told = (tmp_path / "told-0").read_text()
+    assert rollout.status is Status.GRADED, rollout.reason
+    assert "of-the-agent" in told
+    assert "secret-of-the-llm" not in told
 
 
 async def test_a_policy_that_is_not_there_says_where_it_was_looked_for(tmp_path: Path):
