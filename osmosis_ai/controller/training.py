@@ -26,6 +26,10 @@ from osmosis_ai.train.audit import GATES, mean_gate
 from osmosis_ai.train.conversations import conversation_samples
 from osmosis_ai.types import PolicyVersion, Rollout, Status
 
+# Which step the policy is of. Written after it: a run that was made longer and then killed before its end
+# has all steps and the policy of its shorter life.
+POLICY_STEP = "policy.step"
+
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
@@ -52,9 +56,15 @@ async def run_training(run: OpenRun, hooks: Hooks) -> Path:
 
 async def _done_before(run: OpenRun) -> Path | None:
     """The policy of a run that has taken all its steps: nothing is opened to find that nothing is left."""
-    steps = await run.store.steps(run.run_id) if run.resumed else []
-    folder = run.folder / "policy"
-    return folder if steps and steps[-1].step >= run.config.train.steps and folder.is_dir() else None
+    last = await _last_step(run) if run.resumed else 0
+    folder, of_step = run.folder / "policy", run.folder / POLICY_STEP
+    if last < run.config.train.steps or not folder.is_dir() or not of_step.is_file():
+        return None
+    return folder if of_step.read_text(encoding="utf-8") == str(last) else None
+
+
+async def _last_step(run: OpenRun) -> int:
+    return max((record.step for record in await run.store.steps(run.run_id)), default=0)
 
 
 def refuse_other_distributions(config: Config) -> None:
@@ -119,9 +129,7 @@ async def usable_leftovers(store: Store, rollouts: list[Rollout], version: Polic
         rollout.rollout_id
         for rollout in rollouts
         if is_result(rollout)
-        and (
-            rollout.step not in with_reward or any(turn.policy_version != version for turn in rollout.turns)
-        )
+        and (rollout.step not in with_reward or any(turn.policy_version != version for turn in rollout.turns))
     }
     await store.supersede(sorted(stale))
     return [replace(r, status=Status.SUPERSEDED) if r.rollout_id in stale else r for r in rollouts]
@@ -189,6 +197,7 @@ def _checkpoints(run: OpenRun) -> Checkpoints:
 async def _export(run: OpenRun, engine: Engine) -> Path:
     folder = run.folder / "policy"
     await engine.save(folder, {}, training=False)
+    (run.folder / POLICY_STEP).write_text(str(await _last_step(run)), encoding="utf-8")
     return folder
 
 

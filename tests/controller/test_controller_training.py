@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from controller_bench import AGENTS, Does, configure, run_eval
+from safetensors.torch import load_file
 
 from osmosis_ai.controller.opening import open_run
 from osmosis_ai.controller.training import Hooks, run_training
 from osmosis_ai.engine.policy import new_policy
-from osmosis_ai.errors import ConfigError, OsmosisError, UsageError
+from osmosis_ai.errors import ConfigError, EngineError, OsmosisError, UsageError
 from osmosis_ai.store.base import RolloutFilter, StepRecord
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout, Status
@@ -80,9 +82,30 @@ async def test_equal_rewards_are_no_signal_and_leave_the_weights_as_they_are(fol
     assert metrics["funnel"]["stages"]["trained"] == {"rollouts": 0, "tokens": 0}
     assert metrics["audit"]["tokens"] > 0  # the sampler is compared with the trainer all the same
     assert step.version == 0
-    weights = [folder / "start", folder / "ws" / "runs" / "train" / "policy"]
-    before, after = ((place / "model.safetensors").read_bytes() for place in weights)
-    assert before[-1000:] == after[-1000:]
+    before, after = tensors(folder / "start"), tensors(folder / "ws" / "runs" / "train" / "policy")
+    assert len(before) > 9
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+async def test_a_policy_that_could_not_be_written_leaves_the_older_and_is_written_later(folder: Path):
+    does: list[Does] = [("ok", "length"), ("ok", "length")]
+    await train(folder, does, train__group_size=6)
+    policy = folder / "ws" / "runs" / "train" / "policy"
+    draft, before = policy.with_name(".policy.draft"), tensors(policy)
+    draft.write_text("a file where the draft would be")
+    with pytest.raises(EngineError, match="/policy cannot be written: FileExistsError"):
+        await train(folder, does, train__group_size=6, train__steps=2)
+    older = tensors(policy)
+    assert all(torch.equal(before[name], older[name]) for name in before)
+    draft.unlink()
+    await train(folder, does, train__group_size=6, train__steps=2)
+    newer = tensors(policy)
+    assert not all(torch.equal(before[name], newer[name]) for name in before)
+
+
+def tensors(policy: Path) -> dict[str, torch.Tensor]:
+    return dict(load_file(policy / "model.safetensors"))
 
 
 async def test_a_prompt_longer_than_the_context_fails_its_rollout_with_both_numbers(folder: Path):
