@@ -14,10 +14,10 @@ from typing import Any
 Message = dict[str, Any]
 
 # How often each mistake is made, per call of the model.
-GUESSES = 0.3  # answers at once, with a number out of the air
-WRONG_TOOL = 0.2
+GUESSES = 0.12  # answers at once, with a number out of the air
+WRONG_TOOL = 0.35
 WRONG_DIGIT = 0.01  # in one argument
-SKIPS_SECOND_STEP = 0.4
+SKIPS_SECOND_STEP = 0.2
 WRONG_COPY = 0.01  # of the last result, in the answer
 MALFORMED = 0.02  # a tool call that is no JSON
 
