@@ -353,7 +353,7 @@ class _Flight:
 
     async def _on_completed(self, body: Body) -> None:
         """The workflow ended: no further LLM call counts. A failure is the rollout's result."""
-        self._rollout.turns = await self._d._gateway.seal(self._rollout.rollout_id)
+        await self._seal()
         message = str(body.get("err_message") or "")
         if body.get("status") != "success":
             timed_out = body.get("err_category") == "timeout"
@@ -380,7 +380,7 @@ class _Flight:
     async def _on_finished(self, body: Body) -> None:
         """The one result of a RolloutAgentLoop's server: what the two callbacks of a workflow say."""
         self._finished = True
-        self._rollout.turns = await self._d._gateway.seal(self._rollout.rollout_id)
+        await self._seal()
         if body.get("status") != "COMPLETED":
             return await self._fail(Status.WORKFLOW_ERROR, str(body.get("error_message") or ""))
         await self._refuse_unanswered()
@@ -422,7 +422,7 @@ class _Flight:
             return
         rollout = self._rollout
         if not rollout.turns:
-            rollout.turns = await self._d._gateway.seal(rollout.rollout_id)
+            await self._seal()
         rollout.duration_seconds = time.monotonic() - self._started
         try:
             first = await self._d._store.end_rollout(
@@ -442,6 +442,11 @@ class _Flight:
         rollout.status, rollout.reason = status, reason
         rollout.samples = {sample.sample_id: sample for sample in self._samples}
         self._landed.set_result(None)
+
+    async def _seal(self) -> None:
+        """Take the turns over. The gateway does not keep them for long: later it gives none."""
+        turns = await self._d._gateway.seal(self._rollout.rollout_id)
+        self._rollout.turns = self._rollout.turns or turns
 
     def _counters(self) -> CallCounts:
         return self._d._gateway.counters(self._rollout.rollout_id)

@@ -150,7 +150,8 @@ class Gateway:
     async def seal(self, rollout_id: str) -> list[Turn]:
         """End the rollout: calls in progress are cancelled, later ones get 409. Its turns, in order.
 
-        May be called again soon, and gives the same. KeyError for a rollout that is not known.
+        Called again soon it gives the same, later nothing: turns are kept while those of the rollouts that
+        have ended are few (`identity.KEPT_TOKENS`). KeyError for a rollout that is not known.
         """
         rollout = self._rollouts.get(rollout_id)
         turns = await rollout.seal()

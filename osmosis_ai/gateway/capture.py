@@ -91,6 +91,12 @@ class KeptTurn:
             len(turn.prompt_ids) + len(turn.completion_ids),
         )
 
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens that are held here; those of a turn without ids, by the provider's count, are text."""
+        held = len(self.new_prompt_ids) + len(self.completion_ids)
+        return held or self.turn.prompt_tokens + self.turn.completion_tokens
+
     def whole(self, earlier: list[Turn]) -> Turn:
         """The turn as it was recorded; `earlier` are all whole turns before it."""
         parent = None if self.turn.parent is None else earlier[self.turn.parent]
@@ -138,6 +144,10 @@ class OpenRollout:
         self._running: set[asyncio.Task[Any]] = set()
         self._writing: set[asyncio.Task[Turn]] = set()
         self._recording = asyncio.Lock()
+
+    @property
+    def kept_tokens(self) -> int:
+        return sum(kept.kept_tokens for kept in self.turns)
 
     def tree(self, sample_id: str, new: ConversationTree) -> ConversationTree:
         """The tree of the sample; `new` becomes it at its first call."""

@@ -21,7 +21,8 @@ from osmosis_ai.gateway.retries import Retries
 from osmosis_ai.types import Message, ToolSchema
 
 REMEMBERED = 10_000  # ended rollouts, for clear answers to late calls
-WITH_TURNS = 256  # of these, the latest, for who asks for the turns again
+WITH_TURNS = 256  # of these, the latest that may keep their turns, for who asks for them again
+KEPT_TOKENS = 2_000_000  # that they keep together: at most 24 MB, and the messages
 DEFAULT_SAMPLE = "main"  # of a call that names no sample
 MAX_SAMPLE_ID = 256  # characters
 
@@ -82,7 +83,8 @@ class Registry:
         self._by_key: dict[bytes, Admission] = {}  # sha256 of the key -> its rollout
         self._by_id: dict[str, Admission] = {}
         self._ended: OrderedDict[bytes, None] = OrderedDict()  # keys of ended rollouts, oldest first
-        self._with_turns: deque[OpenRollout] = deque()
+        self._with_turns: deque[OpenRollout] = deque()  # ended ones, oldest first
+        self._kept_tokens = 0  # of these
         self.strangers: dict[str, int] = {}  # refused calls that name no rollout, by code
 
     def admit(
@@ -126,13 +128,21 @@ class Registry:
             return
         admission.clear()
         self._ended[admission.digest] = None
-        self._with_turns.append(admission.rollout)
-        while len(self._with_turns) > WITH_TURNS:
-            self._with_turns.popleft().turns.clear()
+        self._keep_turns(admission.rollout)
         while len(self._ended) > REMEMBERED:
             digest, _ = self._ended.popitem(last=False)
             forgotten = self._by_key.pop(digest)
             del self._by_id[forgotten.rollout.rollout_id]
+
+    def _keep_turns(self, rollout: OpenRollout) -> None:
+        """Drop the turns of the oldest until the rest is small. The latest keeps its own, however many."""
+        kept = self._with_turns
+        kept.append(rollout)
+        self._kept_tokens += rollout.kept_tokens
+        while len(kept) > 1 and (len(kept) > WITH_TURNS or self._kept_tokens > KEPT_TOKENS):
+            oldest = kept.popleft()
+            self._kept_tokens -= oldest.kept_tokens
+            oldest.turns.clear()
 
     def identify(self, headers: Mapping[bytes, bytes], id_in_path: str | None) -> tuple[Admission, str]:
         """The rollout and the sample id of a call. Raises Refusal with 401, 403, 409 or 400."""

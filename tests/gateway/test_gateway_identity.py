@@ -5,6 +5,11 @@ import asyncio
 import pytest
 from gateway_parts import user
 
+from osmosis_ai.gateway import identity
+from osmosis_ai.gateway.call import SamplingDefaults
+from osmosis_ai.gateway.capture import KeptTurn, OpenRollout
+from osmosis_ai.types import Turn
+
 BODY = {"model": "osmosis-rollout", "messages": [user("hello")]}
 
 
@@ -60,6 +65,49 @@ async def test_a_call_after_the_end_is_a_409_that_clients_do_not_repeat(g, store
         assert response.headers["x-should-retry"] == "false"
     assert len(store.turns["r1"]) == 1
     assert g.gateway.counters("r1").explain() == "1 call came after the rollout had ended"
+
+
+async def ended(g, rollout_id):
+    """A rollout of one call, sealed: its turns."""
+    key = g.gateway.admit(rollout_id, seed=0)
+    assert (await g.post(BODY, headers={"authorization": f"Bearer {key}"}))[0] == 200
+    return await g.gateway.seal(rollout_id)
+
+
+async def test_turns_are_given_again_while_few_tokens_are_kept(g, monkeypatch):
+    first = await ended(g, "a")
+    size = len(first[0].prompt_ids) + len(first[0].completion_ids)
+    monkeypatch.setattr(identity, "KEPT_TOKENS", 2 * size)
+    second = await ended(g, "b")
+    assert await g.gateway.seal("a") == first
+    third = await ended(g, "c")
+    assert [await g.gateway.seal(name) for name in "abc"] == [[], second, third]
+    assert g.gateway.counters("a").answered == 1
+    monkeypatch.setattr(identity, "KEPT_TOKENS", size - 1)
+    latest = await ended(g, "d")
+    assert [await g.gateway.seal(name) for name in "abcd"] == [[], [], [], latest]
+
+
+async def test_ended_rollouts_of_many_tokens_leave_at_most_two_million_of_them(store):
+    registry, left = identity.Registry(), []
+    for number in range(60):
+        rollout = OpenRollout(f"r{number}", store, seed=0, defaults=SamplingDefaults())
+        rollout.turns.append(a_turn_of(tokens=100_000))
+        registry.admit(rollout)
+        registry.ended(rollout.rollout_id)
+        left.append(rollout)
+    assert sum(rollout.kept_tokens for rollout in left) == 2_000_000
+    assert [len(rollout.turns) for rollout in left] == [0] * 40 + [1] * 20
+
+
+def a_turn_of(tokens):
+    turn = Turn(
+        rollout_id="r", sample_id="main", ordinal=0, parent=None, branch_reason=None, messages=[], tools=[],
+        response={}, finish_reason="stop", prompt_ids=[1] * (tokens - 1), completion_ids=[2], logprobs=[-0.5],
+        policy_version=0, prompt_tokens=tokens - 1, completion_tokens=1, sampling={}, model="m",
+        malformed_tool_calls=0, latency_ms=1.0,
+    )  # fmt: skip
+    return KeptTurn.of(turn, 0)
 
 
 async def test_turns_and_tokens_can_be_limited(open_gateway):
