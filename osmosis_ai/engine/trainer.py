@@ -93,7 +93,7 @@ class Trainer:
         for batch in self._batches(rows, wanted, microbatch_tokens):
             scored = self._score(rows, batch, wanted)
             output = loss.function(_loss_input(rows, scored, loss.denominator), **loss.params)
-            output.loss.backward()
+            output.loss.backward()  # type: ignore[no-untyped-call]
             self.has_gradient = True
             total += float(output.loss.detach())
             for name, value in output.sums.items():
