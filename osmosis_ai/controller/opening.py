@@ -177,7 +177,8 @@ async def _open_server(run: OpenRun, notify: Notify) -> RolloutServer:
     if not table.url:
         notify(f"starting the rollout server with {table.entrypoint}")
         path = _source(config, table.entrypoint)
-        code = UserCode(path, table.workflow, table.grader, config.workflow)
+        artifacts = str((run.folder / "artifacts").absolute())
+        code = UserCode(path, table.workflow, table.grader, config.workflow, artifacts_dir=artifacts)
         return UserServer(code, run.folder / "rollout-server.log", withheld=_withheld(config))
     notify(f"asking the rollout server at {table.url}")
     check_reachable(table.url, table.gateway_host)

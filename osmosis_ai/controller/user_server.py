@@ -44,6 +44,7 @@ class UserCode:
     grader: str = ""
     overrides: dict[str, Any] = field(default_factory=dict)
     graded_sample: str | None = None  # grade only: conversations held elsewhere, as this sample
+    artifacts_dir: str | None = None  # where a rollout may leave files, in a folder of its own
 
     def as_request(self, api_key: str) -> dict[str, Any]:
         return {
@@ -53,6 +54,7 @@ class UserCode:
             "workflow_overrides": self.overrides,
             "require_grader": True,
             "graded_sample": self.graded_sample,
+            "artifacts_dir": self.artifacts_dir,
             "host": "127.0.0.1",
             "api_key": api_key,
         }

@@ -98,6 +98,11 @@ class Lean(AgentWorkflow):
         print("to standard error", file=sys.stderr)
         await call(PolicyEndpoint.of(rollout), messages)
 
+    async def keeps(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
+        """Leaves a file in the run's folder."""
+        (ctx.artifacts_dir / "notes.txt").write_text("42 it is")
+        await call(PolicyEndpoint.of(rollout), messages)
+
     async def exits(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
         await asyncio.sleep(0.1)
         os._exit(7)

@@ -27,6 +27,7 @@ CASES: dict[Does, tuple[Status, str]] = {
     ("ok", "blocks"): (Status.GRADER_TIMEOUT, "LeanGrader.grade exceeded its deadline of 1 s"),
     ("late", "right"): (Status.GRADED, ""),
     ("tells", "quetzal"): (Status.GRADED, ""),
+    ("keeps", "right"): (Status.GRADED, ""),
 }
 Outcome = tuple[Path, dict[Does, Rollout]]
 
@@ -85,3 +86,9 @@ def test_what_user_code_prints_is_in_the_log_of_the_run_which_has_nothing_else(o
         "below Python",
         "to standard error",
     ]
+
+
+def test_what_a_workflow_keeps_lies_in_the_folder_of_its_rollout(outcome: Outcome):
+    folder, rollouts = outcome
+    kept = folder / "ws" / "runs" / "bad" / "artifacts" / rollouts["keeps", "right"].rollout_id / "notes.txt"
+    assert kept.read_text() == "42 it is"
