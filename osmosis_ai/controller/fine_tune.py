@@ -48,6 +48,7 @@ async def fine_tune(run: FineTuning, on_step: Callable[[StepRecord], None]) -> N
             "loss": stats.loss,
             "grad_norm": updated.grad_norm,
             "learning_rate": optim.lr,
+            "conversations": len(run.conversations),
             "trained_tokens": tokens,
             "trained_tokens_per_second": tokens / seconds,
             "seconds": {"step": seconds},

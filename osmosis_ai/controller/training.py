@@ -145,7 +145,9 @@ async def _fine_tune(run: OpenRun, hooks: Hooks) -> Path:
     try:
         await run.begin()
         checkpoints = _checkpoints(run)
-        last_step = await checkpoints.restore(engine, await run.store.steps(run.run_id))
+        done = await run.store.steps(run.run_id)
+        _refuse_other_conversations(run, done, len(conversations))
+        last_step = await checkpoints.restore(engine, done)
         hooks.on_start(last_step, config.train.steps)
         tuning = FineTuning(
             run_id=run.run_id,
@@ -161,6 +163,16 @@ async def _fine_tune(run: OpenRun, hooks: Hooks) -> Path:
         return await _export(run, engine)
     finally:
         await engine.close()
+
+
+def _refuse_other_conversations(run: OpenRun, done: list[StepRecord], conversations: int) -> None:
+    """The order of the data depends on how many there are: a run that has grown would mix two orders."""
+    before = done[-1].metrics["conversations"] if done else conversations
+    if before != conversations:
+        raise UsageError(
+            f"run {run.run_id!r} began with {before} conversations of run {run.config.train.from_run!r}, "
+            f"which now has {conversations}. Start a new run with --fresh, or choose another name (--name)."
+        )
 
 
 async def _rollouts_to_learn_from(run: OpenRun) -> list[Rollout]:
