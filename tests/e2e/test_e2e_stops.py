@@ -156,6 +156,24 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(bench: Bench):
     assert [line["step"] for line in lines[:-1]] == [2, 3]
 
 
+def test_the_audit_stops_the_run_with_exit_code_4_and_the_gate_may_be_set_knowingly(bench: Bench):
+    """In bfloat16 sampler and trainer round differently, which a gate of 1e-9 does not allow."""
+    bench.write("train.toml", TABLES.replace("steps = 3", "steps = 1"))
+    command = ["train", "run", "train.toml", "--set", "policy.dtype=bfloat16", "--set"]
+    stopped = bench.osmosis(*command, "train.audit_gate=1e-9", check=False)
+    assert stopped.returncode == 4, stopped.stderr
+    assert "error: policy version 0: sampler and trainer differ by " in stopped.stderr
+    assert "train.audit_gate allows 1e-09 (mean 8e-11). The weights were not updated." in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    listed = {line["run"]["run_id"]: line for line in bench.lines("runs", "list")}
+    assert listed["train"]["run"]["state"] == "failed"
+    assert listed["train"]["last_step"] == 0
+    assert not (bench.workspace / "runs" / "train" / "checkpoints").exists()
+    [step, done] = bench.lines(*command, "train.audit_gate=0.25")
+    assert (step["step"], done["event"]) == (1, "done")
+    assert 1e-9 < step["audit"]["max_difference"] < 0.25
+
+
 def test_a_second_process_on_the_same_run_is_refused_and_the_first_goes_on(bench: Bench):
     bench.write("train.toml", TABLES)
     process = start(bench, "train", "run", "train.toml")
