@@ -300,13 +300,8 @@ def _spare_what_is_loaded() -> None:
     """Once a process: what has been imported and loaded by now is not searched for garbage again and again.
 
     With `transformers` loaded that is half a million objects; leaving them out takes a third of the CPU time
-<<<<<<< Updated upstream
-    of a call away. What rollouts keep is many objects too, and hardly any of it is ever garbage: it is searched
-    less often than usual.
-=======
     of a call away. What rollouts keep is many objects too, and hardly any of it is ever garbage: it is
     searched less often than usual.
->>>>>>> Stashed changes
     """
     gc.collect()
     gc.freeze()
