@@ -53,7 +53,8 @@ async def test_it_may_be_called_where_a_loop_runs_and_keys_may_be_set(tmp_path):
     assert report.rows == 1
 
 
-def test_the_fixture_runs_the_eval_of_a_file_below_the_root(pytester):
+def test_the_fixture_runs_the_eval_of_a_file_below_the_root(pytester, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # ours by name, whether installed or not
     (pytester.path / "configs").mkdir()
     write(pytester.path / "configs", "2", "3")
     pytester.makepyfile(
@@ -65,7 +66,7 @@ def test_the_fixture_runs_the_eval_of_a_file_below_the_root(pytester):
             assert_eval("configs/adder.toml", min_mean=0.9)
         """
     )
-    result = pytester.runpytest_subprocess("-p", "osmosis_ai.pytest_plugin", "-p", "no:asyncio")
+    result = pytester.runpytest_subprocess("-p", "osmosis_ai.pytest_plugin")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         ["*configs/adder.toml: mean reward 0.500 * is below 0.9*", "*row 1: reward 0: '7'*"]
