@@ -156,7 +156,7 @@ class LeanGrader(Grader):
 
     async def needs_service(self, ctx: GraderContext) -> None:
         """Raises until the service (a file) is up."""
-        Path(ctx.metadata["file"]).with_suffix(".up").read_bytes()  # noqa: ASYNC240
+        Path(ctx.metadata["file"]).with_suffix(".up").read_bytes()
         ctx.set_reward(1.0)
 
     async def nothing(self, ctx: GraderContext) -> None:
