@@ -99,7 +99,7 @@ def chapter(title: str) -> None:
 def osmosis(workspace: Path, *arguments: str, quiet: bool = False) -> None:
     """Show a command and run it; `quiet` shows one line in fifty of its progress."""
     command = [*arguments, "--workspace", str(workspace)]
-    print(f"$ osmosis {shlex.join(command)}", flush=True)
+    print(f"$ osmosis {shlex.join(command)}".replace(f"{ROOT}/", ""), flush=True)
     program = [sys.executable, "-m", "osmosis_ai", *command]
     if not quiet:
         status = subprocess.run(program, check=False).returncode
