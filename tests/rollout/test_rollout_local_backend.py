@@ -127,7 +127,7 @@ async def test_a_workflow_that_sleeps_through_its_deadline_hurts_itself_only(bac
 async def lanes_in_use(backend, number):
     """Wait until so many are: a lane is given back just after its rollout's result."""
     async with asyncio.timeout(10):
-        while backend.health()["lanes"] != number:
+        while backend.health()["lanes"] != number:  # noqa: ASYNC110  there is no event of it
             await asyncio.sleep(0.01)
 
 
