@@ -1,6 +1,6 @@
 """Does the calculator agent learn, seed after seed? Runs the demo per seed; prints the table of docs/LOG.md.
 
-    python bench/learning.py --seeds 0 1 2 3 4 --workspaces /tmp/seeds
+    python bench/learning.py --seeds 0 1 2 3 4 --workspaces seeds
 
 A seed whose workspace is there already is only reported. Failures stay in the table.
 """

@@ -109,7 +109,9 @@ class PolicyTable(Table):
     )
     adapter: Literal["none", "lora"] = Field("none", description="Train all weights or a LoRA adapter.")
     lora_rank: int = Field(8, ge=1, description="Rank of the adapter.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the weights.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="What the model computes in; weights are kept in float32."
+    )
     device: str = Field("auto", description='"auto" takes cuda, then mps, then cpu.')
     max_requests: int = Field(64, ge=1, description="Completions sampled at once.")
     deterministic: bool = Field(
