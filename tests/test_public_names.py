@@ -12,7 +12,7 @@ def public(module: object) -> set[str]:
 
 def test_the_package_itself_promises_its_version_and_its_folders():
     folders = {
-        "cli", "config", "controller", "datasets", "engine", "errors", "eval", "gateway", "providers",
+        "cli", "config", "controller", "datasets", "engine", "errors", "eval", "gateway", "lean_http", "providers",
         "pytest_plugin", "rewards", "rollout", "store", "train", "types",
     }  # fmt: skip
     assert public(osmosis_ai) <= folders

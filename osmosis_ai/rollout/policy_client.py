@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
+from osmosis_ai.lean_http import HttpPool, Reply
 from osmosis_ai.rollout.context import RolloutContext
-from osmosis_ai.rollout.lean_http import HttpPool, Reply
 
 POLICY_MODEL = "openai/osmosis-rollout"  # the name under which every workflow knows the policy
 

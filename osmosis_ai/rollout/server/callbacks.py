@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from osmosis_ai.rollout.lean_http import HttpPool
+from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.rollout.server.protocol import GraderCompleteRequest, RolloutCompleteRequest
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""POST over HTTP/1.1, and nothing else: what a rollout's own calls need, at a tenth of a library's CPU.
+"""POST over HTTP/1.1, and nothing else: what calls to models need, at a tenth of a library's CPU.
 
 A rollout makes four calls of its own (two to the model, two callbacks). With a general client they cost as
 much as all the rest of it; `bench/rollouts.py` has the figures. Not here: redirects, cookies, proxies,

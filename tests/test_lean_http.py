@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from osmosis_ai.rollout import lean_http
-from osmosis_ai.rollout.lean_http import HttpPool
+from osmosis_ai import lean_http
+from osmosis_ai.lean_http import HttpPool
 
 
 @asynccontextmanager
