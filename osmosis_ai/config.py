@@ -98,6 +98,13 @@ class LlmTable(Table):
     )
     timeout_seconds: float = Field(300.0, gt=0, description="Longest wait for one answer.")
     retries: int = Field(3, ge=0, description="Further tries of a call after 429, 5xx or a lost connection.")
+    input_price: float | None = Field(
+        None, ge=0, description="Dollars per million prompt tokens; with output_price, costs are shown."
+    )
+    output_price: float | None = Field(None, ge=0, description="Dollars per million completion tokens.")
+    cached_input_price: float | None = Field(
+        None, ge=0, description="Dollars per million prompt tokens that the endpoint had cached."
+    )
 
 
 class PolicyTable(Table):
@@ -317,6 +324,21 @@ def _cross_checks(file: _File, config: Config) -> Iterator[str]:
         yield (
             f"{model}: llm.base_url is missing: the endpoint of {config.llm.model!r}, "
             'e.g. base_url = "http://localhost:8000/v1".'
+        )
+    if config.llm:
+        yield from _price_checks(file, config.llm)
+
+
+def _price_checks(file: _File, llm: LlmTable) -> Iterator[str]:
+    """Half a price list would give half the cost."""
+    prices = ("input_price", "output_price", "cached_input_price")
+    given = [key for key in prices if getattr(llm, key) is not None]
+    missing = [key for key in ("input_price", "output_price") if given and key not in given]
+    if missing:
+        names = " and ".join(f"llm.{key}" for key in missing)
+        yield (
+            f"{file.place('llm', given[0])[1]}: llm.{given[0]} needs {names} too, in dollars per million "
+            "tokens; 0 for what costs nothing."
         )
 
 

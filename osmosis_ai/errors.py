@@ -7,6 +7,7 @@
     │   └── EntrypointError               no workflow, two workflows, an import that fails
     ├── InfrastructureError           4   an endpoint, the rollout server, the disk
     │   ├── ProviderError                 an external model did not answer (retryable or not)
+    │   │   └── ProviderDownError             its endpoint answers nothing at all: no further call is sent
     │   ├── EngineError                   the embedded policy could not answer
     │   ├── StoreError                    the database cannot take the write (disk full, corrupt)
     │   └── RunLockedError                another process works on this run
@@ -60,6 +61,14 @@ class ProviderError(InfrastructureError):
         super().__init__(message)
         self.status = status  # HTTP status to hand to the caller
         self.retryable = retryable
+
+
+class ProviderDownError(ProviderError):
+    """The endpoint has failed so often in a row that calls are not sent any more.
+
+    The message names the endpoint, how many calls failed, the last error, and when it is tried again. A run
+    stops at it with what it has (`Provider.state().down`): further rollouts could only fail.
+    """
 
 
 class EngineError(InfrastructureError):

@@ -24,7 +24,8 @@ KEYS = {
     "rollout": "entrypoint url api_key_env protocol grader_entrypoint gateway_host workflow grader "
     "max_concurrent agent_timeout_seconds grader_timeout_seconds retries",
     "dataset": "path limit offset",
-    "llm": "model base_url api_key_env script timeout_seconds retries",
+    "llm": "model base_url api_key_env script timeout_seconds retries "
+    "input_price output_price cached_input_price",
     "policy": "path adapter lora_rank dtype device max_requests deterministic",
     "sampling": "temperature top_p max_tokens",
     "eval": "attempts pass_threshold",
@@ -198,3 +199,11 @@ def test_llm_and_policy_exclude_each_other_and_an_llm_needs_a_way_to_be_reached(
     ]
     assert "needs llm.script" in findings(write(tmp_path, WHOLE), llm__script="")[0]
     assert "llm.base_url is missing" in findings(write(tmp_path, WHOLE), llm__model="gpt")[0]
+
+
+def test_half_a_price_list_is_an_error(tmp_path: Path):
+    path = write(tmp_path, WHOLE + "cached_input_price = 0.1\noutput_price = 2.0\n")
+    assert findings(path) == [
+        "run.toml:10: llm.output_price needs llm.input_price too, in dollars per million tokens; "
+        "0 for what costs nothing."
+    ]

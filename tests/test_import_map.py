@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "rollout": set(),
     "gateway": {"engine.base", "engine.completions", "store.base", "providers.base"},
     "controller": {"config", "datasets", "engine", "gateway", "providers", "store", "train"},
-    "eval": {"controller.dispatch", "datasets", "rollout", "store.base"},
+    "eval": {"controller.dispatch", "datasets", "providers.prices", "rollout", "store.base"},
     "config": set(),  # it may know everything, and needs nothing
     "cli": {
         "config",

@@ -20,7 +20,7 @@ from osmosis_ai.gateway.call import Answer, ModelCall, SamplingDefaults
 from osmosis_ai.gateway.targets import OnText as OnPolicyText
 from osmosis_ai.gateway.targets import Target
 from osmosis_ai.gateway.tree import ConversationTree
-from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest
+from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest, ProviderState
 from osmosis_ai.types import Message, ToolSchema
 
 STEP_HELP = "Enter or n: next   c: continue to the end   m: messages   t: tools   save FILE   q: quit"
@@ -247,6 +247,10 @@ class TypedProvider:
             completion_tokens=_words(message),
             model="you",
         )
+
+    def state(self) -> ProviderState:
+        """One call at a time is shown; the others wait for you."""
+        return ProviderState()
 
     async def close(self) -> None:
         """Nothing to drop."""

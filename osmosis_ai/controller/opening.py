@@ -32,6 +32,7 @@ from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.render import TemplateRenderer
 from osmosis_ai.gateway.targets import PolicyTarget, ProviderTarget, Target
 from osmosis_ai.providers.base import Provider
+from osmosis_ai.providers.prices import Prices
 from osmosis_ai.store.base import RolloutFilter, RunKind, RunRecord, RunState, Store
 from osmosis_ai.store.lock import RunLock
 from osmosis_ai.store.sqlite import SqliteStore
@@ -124,6 +125,7 @@ class Rollouts:
     rows: list[Row]
     engine: Engine | None
     info: EngineInfo | None
+    provider: Provider | None  # None: the policy answers
 
 
 def read_rows(config: Config) -> list[Row]:
@@ -152,11 +154,10 @@ async def open_rollouts(
         stack.push_async_callback(server.stop)
         starting = asyncio.ensure_future(server.ensure_running())
         stack.callback(starting.cancel)
-        target: Target
-        if provider is None:
-            target, engine, info = await _open_target(run, stack, training=training, notify=notify)
-        else:
-            target, engine, info = ProviderTarget(provider), None, None
+        if provider is None and config.llm is not None:
+            provider = open_provider(config.llm, config)
+            stack.push_async_callback(provider.close)
+        target, engine, info = await _open_target(run, stack, provider, training=training, notify=notify)
         target = target if through is None else through(target)
         await starting
         grading = await _open_grading(run, stack, server)
@@ -168,7 +169,7 @@ async def open_rollouts(
         dispatcher = Dispatcher(server, gateway, callbacks, run.store, settings, grading)
         stack.push_async_callback(dispatcher.close)
         await run.begin()
-        yield Rollouts(dispatcher, rows, engine, info)
+        yield Rollouts(dispatcher, rows, engine, info, provider)
 
 
 async def _open_server(run: OpenRun, notify: Notify) -> RolloutServer:
@@ -233,13 +234,11 @@ def dispatch_settings(config: Config, *, training: bool) -> DispatchSettings:
 
 
 async def _open_target(
-    run: OpenRun, stack: AsyncExitStack, *, training: bool, notify: Notify
+    run: OpenRun, stack: AsyncExitStack, provider: Provider | None, *, training: bool, notify: Notify
 ) -> tuple[Target, Engine | None, EngineInfo | None]:
-    config = run.config
-    if config.llm is not None:
-        provider = open_provider(config.llm, config)
-        stack.push_async_callback(provider.close)
+    if provider is not None:
         return ProviderTarget(provider), None, None
+    config = run.config
     if config.policy is None:
         raise UsageError(
             f"{config.source}: neither [llm] nor [policy] is given: say which model answers the workflow."
@@ -291,6 +290,14 @@ def open_provider(llm: LlmTable, config: Config) -> Provider:
         total_seconds=llm.timeout_seconds,
         retry=RetryPolicy(attempts=llm.retries + 1),
     )
+
+
+def prices_of(config: Config) -> Prices | None:
+    """What the model's tokens cost, by the config; None: it does not say."""
+    llm = config.llm
+    if llm is None or llm.input_price is None or llm.output_price is None:
+        return None
+    return Prices(llm.input_price, llm.output_price, llm.cached_input_price)
 
 
 def _api_key(llm: LlmTable) -> str | None:

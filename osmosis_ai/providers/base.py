@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from osmosis_ai.errors import ProviderDownError
 from osmosis_ai.types import Message, ToolSchema
 
 OnText = Callable[[str], None]
@@ -36,6 +37,17 @@ class ProviderAnswer:
     model: str  # the name that the endpoint gave to what answered
 
 
+@dataclass(frozen=True, slots=True)
+class ProviderState:
+    """How a provider does now: for the live line, and for whoever decides whether a run goes on."""
+
+    limit: int | None = None  # calls that it is sent at once, now; None: as many as come
+    in_flight: int = 0
+    waiting: int = 0  # calls that wait: for the limit, for what the endpoint asked for, for a probe
+    throttled: int = 0  # answers so far that said "too many requests"
+    down: ProviderDownError | None = None  # not None: the endpoint answers nothing, and calls fail at once
+
+
 class Provider(Protocol):
     """Answers chat completions and raw text completions."""
 
@@ -46,6 +58,10 @@ class Provider(Protocol):
         beginning of the answer's content. Once a piece was handed over, a failure is final: nothing is tried
         again.
         """
+        ...
+
+    def state(self) -> ProviderState:
+        """How it does now. Cheap: a live line may ask many times a second."""
         ...
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ import aiohttp
 import orjson
 
 from osmosis_ai.errors import ProviderError, UsageError
-from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest
+from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest, ProviderState
 from osmosis_ai.providers.streamed import StreamedAnswer, StreamedError
 
 PASSED_ON = frozenset({400, 413, 422})  # the agent's own fault: it gets the endpoint's own status
@@ -120,6 +120,9 @@ class OpenAICompatibleProvider:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         path = "/chat/completions" if request.prompt is None else "/completions"
         return _Call(self._base + path, orjson.dumps(body), on_text)
+
+    def state(self) -> ProviderState:
+        return ProviderState()
 
     async def close(self) -> None:
         if self._session is not None:

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from osmosis_ai.errors import ProviderError, UsageError
-from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest
+from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest, ProviderState
 from osmosis_ai.types import Message, ToolSchema
 
 _WORDS = re.compile(r"\s*\S+|\s+$")  # with the blanks before them, or those at the end
@@ -101,6 +101,10 @@ class ScriptedProvider:
             completion_tokens=count_words(message),
             model=self._model,
         )
+
+    def state(self) -> ProviderState:
+        """A function is never busy and never down."""
+        return ProviderState()
 
     async def close(self) -> None:
         """Nothing to drop."""

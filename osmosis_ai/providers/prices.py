@@ -1,0 +1,41 @@
+"""What an external model's tokens cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TOKENS_PER_PRICE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Dollars per million tokens, as `[llm]` gives them."""
+
+    input: float
+    output: float
+    cached_input: float | None = None  # of prompt tokens that the endpoint had cached; None: as the others
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call, or of many, as the endpoint counted them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0  # of the prompt tokens; 0 also where the endpoint does not tell
+
+
+def cost(usage: Usage, prices: Prices) -> float:
+    """Dollars.
+
+    1,000,000 prompt tokens at $2, of which 400,000 cached at $0.5, and 100,000 completion tokens at $10:
+    0.6 * 2 + 0.4 * 0.5 + 0.1 * 10 = 2.4
+    """
+    cached_price = prices.input if prices.cached_input is None else prices.cached_input
+    fresh_tokens = usage.prompt_tokens - usage.cached_tokens
+    in_millionths = (
+        fresh_tokens * prices.input
+        + usage.cached_tokens * cached_price
+        + usage.completion_tokens * prices.output
+    )
+    return in_millionths / TOKENS_PER_PRICE
