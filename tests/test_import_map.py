@@ -25,7 +25,14 @@ MAY_IMPORT = {
     "rollout": set(),
     "gateway": {"engine.base", "engine.completions", "store.base", "providers.base"},
     "controller": {"config", "datasets", "engine", "gateway", "providers", "store", "train"},
-    "eval": {"controller.dispatch", "datasets", "providers.prices", "rollout", "store.base"},
+    "eval": {
+        "controller.dispatch",
+        "controller.flight",
+        "datasets",
+        "providers.prices",
+        "rollout",
+        "store.base",
+    },
     "config": set(),  # it may know everything, and needs nothing
     "cli": {
         "config",
@@ -48,7 +55,7 @@ CONCRETE = {
     "providers.openai_compatible": {"controller.opening"},
     "providers.scripted": {"controller.opening"},
     "store.sqlite": {"controller.opening", "cli.exchange", "cli.options", "cli.policy", "cli.runs"},
-    "gateway.app": {"controller.opening", "controller.dispatch"},
+    "gateway.app": {"controller.opening", "controller.dispatch", "controller.flight"},
 }
 HEAVY = {
     "agents", "aiohttp", "fastapi", "litellm", "matplotlib", "numpy", "pandas", "peft", "starlette",

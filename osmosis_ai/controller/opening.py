@@ -18,7 +18,8 @@ from typing import Any
 
 from osmosis_ai.config import Config, LlmTable, PolicyTable
 from osmosis_ai.controller.callbacks import Callbacks
-from osmosis_ai.controller.dispatch import Dispatcher, DispatchSettings
+from osmosis_ai.controller.dispatch import Dispatcher
+from osmosis_ai.controller.flight import DispatchSettings
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.identity import refuse_changes, run_identity
 from osmosis_ai.controller.remote import Address, check_reachable, connect

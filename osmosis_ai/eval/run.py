@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from osmosis_ai.controller.dispatch import Dispatcher, Place, place_key
+from osmosis_ai.controller.dispatch import Dispatcher, place_key
+from osmosis_ai.controller.flight import Place
 from osmosis_ai.eval.statistics import Estimate, PassEstimate, mean_reward, pass_rates
 from osmosis_ai.types import Rollout, Row, Status
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from osmosis_ai.controller.callbacks import Callbacks
-from osmosis_ai.controller.dispatch import read_samples
+from osmosis_ai.controller.results import read_samples
 from osmosis_ai.errors import StoreError
 
 

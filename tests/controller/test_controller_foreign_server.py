@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.controller.callbacks import Callbacks
-from osmosis_ai.controller.dispatch import Dispatcher, DispatchSettings, Place
+from osmosis_ai.controller.dispatch import Dispatcher
+from osmosis_ai.controller.flight import DispatchSettings, Place
 from osmosis_ai.controller.user_server import UserCode, UserServer
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults

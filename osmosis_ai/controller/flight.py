@@ -1,0 +1,317 @@
+"""One attempt at a place: from its admission at the gateway to its one terminal result in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from osmosis_ai.controller.callbacks import Callbacks, OnCallback
+from osmosis_ai.controller.grading import Grading
+from osmosis_ai.controller.results import NO_REWARD, finished_sample, read_samples
+from osmosis_ai.controller.rollout_server import Body, Order, RolloutServer, WorkflowRefusedError
+from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, ServerDiedError
+from osmosis_ai.errors import InfrastructureError, OsmosisError, StoreError
+from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.call import SamplingDefaults
+from osmosis_ai.gateway.capture import CallCounts
+from osmosis_ai.store.base import Store
+from osmosis_ai.types import Rollout, Row, Sample, Status
+
+CALLBACK_GRACE_SECONDS = 60.0  # beyond both deadlines, for the server's own work and its callbacks
+DEATH_NOTICE_SECONDS = 1.0  # after a broken connection, to see whether the server's process has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a rollout is made for."""
+
+    run_id: str
+    step: int
+    row: Row
+    group_id: str
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchSettings:
+    """How rollouts are run."""
+
+    seed: int
+    max_concurrent: int
+    agent_timeout_seconds: float
+    grader_timeout_seconds: float
+    retries: int
+    sampling: SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True)
+class Deck:
+    """The parts that every flight of a dispatcher works with."""
+
+    server: RolloutServer
+    gateway: Gateway
+    callbacks: Callbacks
+    store: Store
+    settings: DispatchSettings
+    grading: Grading | None  # of what a server with `one_result` gives no reward
+    session: aiohttp.ClientSession
+
+
+def place_seed(seed: int, place: Place) -> int:
+    """A seed that depends on the place only: another attempt, or a resumed run, samples the same."""
+    name = f"{seed}/{place.step}/{place.group_id}/{place.member}"
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+
+
+class Flight:
+    """One attempt, from admission to its one terminal result."""
+
+    def __init__(self, deck: Deck, place: Place, rollout: Rollout, *, alone: bool) -> None:
+        self._deck = deck
+        self._alone = alone
+        self._finished = False  # the workflow has; a failure from now on is the grader's
+        self.server_died = False
+        self._place = place
+        self._rollout = rollout
+        self._started = time.monotonic()
+        self._landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._samples: list[Sample] = []
+        self._asked: Order
+
+    async def fly(self) -> Rollout:
+        rollout_id, server = self._rollout.rollout_id, self._deck.server
+        llm_key = self._deck.gateway.admit(
+            rollout_id,
+            seed=place_seed(self._deck.settings.seed, self._place),
+            sampling=self._deck.settings.sampling,
+            sample_id=server.sample_id,
+            alias=server.name_of(rollout_id),
+            awaits_tools=server.one_result,
+        )
+        try:
+            await self._launch_and_wait(self._order(llm_key, self._expect(llm_key)))
+        except asyncio.CancelledError:
+            await self._land(Status.CANCELLED, "the run was stopped while the rollout was running")
+            await server.cancel(self._deck.session, server.name_of(rollout_id))
+            raise
+        except StoreError:
+            raise  # nothing can be kept any more: the run stops
+        except WorkflowRefusedError as error:
+            await self._land(Status.WORKFLOW_ERROR, str(error))
+        except ServerDiedError as error:
+            self.server_died = True
+            await self._land(*self._verdict(error))
+        except (InfrastructureError, aiohttp.ClientError, TimeoutError) as error:
+            await self._land(Status.INFRASTRUCTURE, str(error) or type(error).__name__)
+        finally:
+            self._deck.callbacks.forget(rollout_id)
+            if self._landed.done():
+                self._landed.exception()  # seen: when the flight was cancelled, nobody else looks
+        return self._rollout
+
+    def _expect(self, llm_key: str) -> str:
+        """Listen for the callbacks; returns their key."""
+        rollout_id, callbacks = self._rollout.rollout_id, self._deck.callbacks
+        if not self._deck.server.one_result:
+            graded = self._attributed(self._on_graded)
+            return callbacks.expect(rollout_id, self._attributed(self._on_completed), graded)
+        callbacks.expect_finished(rollout_id, llm_key, self._attributed(self._on_finished))
+        return llm_key
+
+    async def _launch_and_wait(self, order: Order) -> None:
+        self._asked = order
+        await self._deck.server.ensure_running()
+        died = asyncio.ensure_future(self._deck.server.died())
+        try:
+            tools = await self._deck.server.launch(self._deck.session, order)
+            self._deck.gateway.offer_tools(order.rollout_id, tools)
+            await self._wait(died)
+        except aiohttp.ClientError:
+            await asyncio.wait((died,), timeout=DEATH_NOTICE_SECONDS)
+            if died.done():
+                raise self._deck.server.death(died.result()) from None
+            raise
+        finally:
+            died.cancel()
+
+    async def _wait(self, died: asyncio.Future[int]) -> None:
+        """Until the rollout has landed. Each server keeps the deadlines itself, but one with `one_result`."""
+        settings = self._deck.settings
+        either: set[asyncio.Future[Any]] = {self._landed, died}
+        grader_seconds = settings.grader_timeout_seconds + CALLBACK_GRACE_SECONDS
+        deadline = settings.agent_timeout_seconds
+        if self._deck.server.one_result:
+            await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+            if not (self._finished or self._landed.done() or died.done()):
+                return await self._land(Status.WORKFLOW_TIMEOUT, self._no_result(deadline))
+            deadline = 0.0
+        await asyncio.wait(either, timeout=deadline + grader_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self._landed.done():
+            self._landed.result()
+            self._deck.server.worked()
+        elif died.done():
+            raise self._deck.server.death(died.result())
+        else:
+            raise InfrastructureError(f"no callback came within {deadline + grader_seconds:.0f} s")
+
+    def _no_result(self, seconds: float) -> str:
+        return (
+            f"the rollout server gave no result within rollout.agent_timeout_seconds = {seconds:g} s of the "
+            f"request, the time in its queue included. {self._calls_so_far()}"
+        )
+
+    def _verdict(self, error: ServerDiedError) -> tuple[Status, str]:
+        """Ours to try again, unless the rollout was alone in the server: then its own code has ended it."""
+        if not self._alone or error.status in KILLED_FROM_OUTSIDE:
+            return Status.INFRASTRUCTURE, str(error)
+        status, who = Status.WORKFLOW_ERROR, "the workflow"
+        if self._finished:
+            status, who = Status.GRADER_ERROR, "the grader"
+        what = f"{who} ended the process that it ran in, with status {error.status}; nothing else ran there."
+        return status, f"{what}\n{self._deck.server.log_tail()}"
+
+    def _order(self, llm_key: str, callback_key: str) -> Order:
+        settings = self._deck.settings
+        return Order(
+            self._rollout.rollout_id,
+            self._deck.server.name_of(self._rollout.rollout_id),
+            self._place.row,
+            self._deck.gateway.base_url,
+            llm_key,
+            callback_key,
+            settings.agent_timeout_seconds,
+            settings.grader_timeout_seconds,
+        )
+
+    def _attributed(self, on_callback: OnCallback) -> OnCallback:
+        """What a callback's work raises becomes the rollout's result; else it would wait for its deadline."""
+
+        async def heard(body: Body) -> None:
+            try:
+                await on_callback(body)
+            except OsmosisError:
+                raise
+            # Everything else is a fault of ours, or of a rollout server that says what cannot be read.
+            except Exception as error:
+                what = f"the callback could not be used: {type(error).__name__}: {error}"
+                await self._land(Status.INFRASTRUCTURE, what)
+
+        return heard
+
+    async def _on_completed(self, body: Body) -> None:
+        """The workflow ended: no further LLM call counts. A failure is the rollout's result."""
+        await self._seal()
+        message = str(body.get("err_message") or "")
+        if body.get("status") != "success":
+            timed_out = body.get("err_category") == "timeout"
+            await self._fail(Status.WORKFLOW_TIMEOUT if timed_out else Status.WORKFLOW_ERROR, message)
+        else:
+            await self._refuse_unanswered()
+        self._finished = True
+
+    async def _refuse_unanswered(self) -> None:
+        """A workflow that went on after its model had failed would be graded for our failure: it is not."""
+        if self._counters().failure is not None:
+            await self._fail(Status.WORKFLOW_ERROR, "")
+        elif not self._rollout.turns:
+            await self._land(Status.NO_TURNS, self._no_turns_reason())
+
+    async def _fail(self, status: Status, message: str) -> None:
+        """The workflow failed: by itself, or because its model did."""
+        if status is Status.WORKFLOW_ERROR and (failure := self._counters().failure) is not None:
+            status, message = Status.MODEL_ERROR, f"{failure.kind}: {failure.message}"
+        if status is Status.WORKFLOW_TIMEOUT:
+            message += f". {self._calls_so_far()}"
+        await self._land(status, message or "the workflow failed")
+
+    async def _on_finished(self, body: Body) -> None:
+        """The one result of a RolloutAgentLoop's server: what the two callbacks of a workflow say."""
+        self._finished = True
+        await self._seal()
+        if body.get("status") != "COMPLETED":
+            return await self._fail(Status.WORKFLOW_ERROR, str(body.get("error_message") or ""))
+        await self._refuse_unanswered()
+        if self._landed.done():
+            return None
+        given = finished_sample(body, self._rollout.turns)
+        if given["reward"] is not None:
+            samples = {self._deck.server.sample_id: given}
+            await self._on_graded({"status": "success", "samples": samples})
+        elif self._deck.grading is None:
+            await self._land(Status.GRADER_ERROR, NO_REWARD)
+        else:
+            await self._grade(self._deck.grading, given)
+
+    async def _grade(self, grading: Grading, given: Body) -> None:
+        try:
+            result = await grading.grade(self._deck.session, self._asked, given["messages"])
+        except InfrastructureError as error:
+            return await self._land(Status.INFRASTRUCTURE, str(error))
+        for sample in (result.get("samples") or {}).values():
+            sample["metrics"] = {**given["metrics"], **(sample.get("metrics") or {})}
+        await self._on_graded(result)
+
+    async def _on_graded(self, body: Body) -> None:
+        if self._landed.done():
+            return
+        message = str(body.get("err_message") or "the grader failed")
+        if body.get("status") != "success":
+            timed_out = body.get("err_category") == "timeout"
+            await self._land(Status.GRADER_TIMEOUT if timed_out else Status.GRADER_ERROR, message)
+            return
+        samples, problem = read_samples(body)
+        self._samples = samples
+        await self._land(Status.GRADER_ERROR if problem else Status.GRADED, problem)
+
+    async def _land(self, status: Status, reason: str) -> None:
+        """The one terminal result, in the store before anybody hears of it."""
+        if self._landed.done():
+            return
+        rollout = self._rollout
+        if not rollout.turns:
+            await self._seal()
+        rollout.duration_seconds = time.monotonic() - self._started
+        try:
+            first = await self._deck.store.end_rollout(
+                rollout.rollout_id, status, reason, self._samples, rollout.duration_seconds
+            )
+        except Exception as error:  # the store is ours: whoever waits for the rollout must hear of it
+            if not self._landed.done():
+                self._landed.set_exception(error)
+            raise
+        if self._landed.done():
+            return
+        if not first:
+            self._landed.set_exception(
+                InfrastructureError(f"rollout {rollout.rollout_id} was ended by somebody else")
+            )
+            return
+        rollout.status, rollout.reason = status, reason
+        rollout.samples = {sample.sample_id: sample for sample in self._samples}
+        self._landed.set_result(None)
+
+    async def _seal(self) -> None:
+        """Take the turns over. The gateway does not keep them for long: later it gives none."""
+        turns = await self._deck.gateway.seal(self._rollout.rollout_id)
+        self._rollout.turns = self._rollout.turns or turns
+
+    def _counters(self) -> CallCounts:
+        return self._deck.gateway.counters(self._rollout.rollout_id)
+
+    def _no_turns_reason(self) -> str:
+        return (
+            f"run() made no LLM call that was answered ({self._counters().explain()}), so rollout "
+            f"{self._rollout.rollout_id} (row {self._place.row.index}) produced no turn. Is the agent built "
+            "inside run(), with OsmosisRolloutModel, or any client with base_url=chat_completions_url and "
+            "api_key=api_key of get_rollout_context()? What goes to a provider directly is not recorded."
+        )
+
+    def _calls_so_far(self) -> str:
+        counts = self._counters()
+        others = "" if counts.explain() == CallCounts().explain() else f"; {counts.explain()}"
+        return f"It had made {counts.answered} LLM calls that were answered{others}"

@@ -1,0 +1,62 @@
+"""What a rollout server says a rollout came to, read with suspicion: somebody else may have written it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from osmosis_ai.controller.rollout_server import Body
+from osmosis_ai.types import Sample, Turn
+
+NO_REWARD = (
+    "the rollout server gave no reward (ctx.complete(..., reward=None)), and nothing here computes one: name "
+    'a file with a Grader or a function with @osmosis_reward, rollout.grader_entrypoint = "reward.py"'
+)
+
+
+def finished_sample(body: Body, turns: Sequence[Turn]) -> Body:
+    """The sample in the result of a RolloutAgentLoop's server; without messages that of the last call."""
+    messages, metrics = body.get("final_messages"), body.get("metrics")
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+        messages = [*turns[-1].messages, turns[-1].response]
+    return {
+        "messages": messages,
+        "reward": body.get("reward"),
+        "metrics": metrics if isinstance(metrics, dict) else {},
+    }
+
+
+def read_samples(body: Body) -> tuple[list[Sample], str]:
+    """Samples of a grader callback, and what is wrong with them ("" when nothing is).
+
+    The rollout server checks the same; a server that somebody else wrote may not.
+    """
+    samples, problems = [], []
+    given = body.get("samples") or {}
+    if not isinstance(given, dict) or not all(isinstance(raw, dict) for raw in given.values()):
+        return [], f"samples must be an object of objects, got {str(given)[:200]}"
+    for sample_id, raw in given.items():
+        reward, removed = raw.get("reward"), bool(raw.get("remove_sample"))
+        frozen = bool(raw.get("frozen"))
+        finite = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
+        if not removed and not finite and not (frozen and reward is None):
+            problems.append(f"sample {sample_id!r} has reward {reward!r}, which is not a finite number")
+        metrics = {
+            str(k): float(v) for k, v in (raw.get("metrics") or {}).items() if isinstance(v, int | float)
+        }
+        samples.append(
+            Sample(
+                sample_id,
+                raw.get("messages") or [],
+                float(reward) if finite else None,
+                removed,
+                metrics,
+                frozen,
+            )
+        )
+    left = [sample for sample in samples if not sample.removed]
+    if not left:
+        problems.append("no sample was left after grading")
+    elif not problems and all(sample.reward is None for sample in left):
+        problems.append("every sample is frozen and none has a reward")
+    return samples, "; ".join(problems)
