@@ -15,6 +15,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 below a threshold,
 # group -> (help, command -> (module:attribute, help)), or a command without a group -> (help,
 # module:attribute); the order is that of the help
 COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
+    "init": ("Write a project that runs.", "osmosis_ai.cli.init:init"),
     "validate": ("Check an agent loop or workflow.", "osmosis_ai.cli.validate:validate"),
     "test": ("Run an agent loop or workflow on a dataset, step by step too.", "osmosis_ai.cli.test:test"),
     "serve": ("Serve an agent loop or workflow over HTTP.", "osmosis_ai.cli.serve:serve"),
