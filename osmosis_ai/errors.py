@@ -48,6 +48,9 @@ class EntrypointError(UsageError):
     """The module with the workflow and grader cannot be used."""
 
 
+MODEL_REFUSALS = frozenset({"context_length_exceeded", "content_filter"})  # codes of a call that is refused
+
+
 class InfrastructureError(OsmosisError):
     """Something around the user's code failed; trying again may help."""
 
@@ -57,10 +60,13 @@ class InfrastructureError(OsmosisError):
 class ProviderError(InfrastructureError):
     """An external model did not answer a call."""
 
-    def __init__(self, message: str, *, status: int = 502, retryable: bool = True) -> None:
+    def __init__(
+        self, message: str, *, status: int = 502, retryable: bool = True, code: str = "provider_error"
+    ) -> None:
         super().__init__(message)
         self.status = status  # HTTP status to hand to the caller
         self.retryable = retryable
+        self.code = code  # OpenAI's, where the model itself refuses: one of `MODEL_REFUSALS`
 
 
 class ProviderDownError(ProviderError):

@@ -87,8 +87,9 @@ class Status(StrEnum):
     NO_TURNS = "no_turns"  # run() made no LLM call through the gateway
     GRADER_ERROR = "grader_error"  # grade() raised, gave no reward, or not a finite one
     GRADER_TIMEOUT = "grader_timeout"
-    MODEL_ERROR = "model_error"  # the engine or the provider could not answer
-    INFRASTRUCTURE = "infrastructure"  # ours: the rollout server died, a callback never came
+    MODEL_ERROR = "model_error"  # the model refused a call: no room in its context, a content filter
+    PROVIDER_ERROR = "provider_error"  # the external model's endpoint could not answer
+    INFRASTRUCTURE = "infrastructure"  # ours: the engine or rollout server failed, a callback never came
     CANCELLED = "cancelled"  # the run was stopped while it was running
     SUPERSEDED = "superseded"  # another attempt at the same place took its turn
 
@@ -97,7 +98,7 @@ class Status(StrEnum):
         return self is not Status.RUNNING
 
 
-RETRIED = frozenset({Status.INFRASTRUCTURE, Status.MODEL_ERROR})  # worth a second attempt
+RETRIED = frozenset({Status.INFRASTRUCTURE, Status.PROVIDER_ERROR})  # worth a second attempt
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from osmosis_ai.controller.opening import OpenRun, leftovers, open_rollouts, ope
 from osmosis_ai.errors import InfrastructureError, OsmosisError
 from osmosis_ai.eval.run import EvalReport, evaluate, places_of, summarise
 from osmosis_ai.store.workspace import Workspace
-from osmosis_ai.types import Rollout, Status
+from osmosis_ai.types import RETRIED, Rollout
 
 PARTIAL = 5
 
@@ -42,7 +42,7 @@ def run(
 
 def exit_code(report: EvalReport) -> int:
     """Nothing graded is no result; a part that is not the user code's is missing from a partial one."""
-    unfinished = sum(report.failures.get(s.value, 0) for s in (Status.INFRASTRUCTURE, Status.MODEL_ERROR))
+    unfinished = sum(report.failures.get(s.value, 0) for s in RETRIED)
     if report.graded:
         return PARTIAL if unfinished else 0
     return InfrastructureError.exit_code if unfinished else OsmosisError.exit_code

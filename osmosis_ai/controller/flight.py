@@ -23,6 +23,12 @@ from osmosis_ai.store.base import Store
 from osmosis_ai.types import Rollout, Row, Sample, Status
 
 CALLBACK_GRACE_SECONDS = 60.0  # beyond both deadlines, for the server's own work and its callbacks
+STATUS_OF = {  # who could not serve a call -> what the rollout that failed for it is
+    "model": Status.MODEL_ERROR,
+    "provider": Status.PROVIDER_ERROR,
+    "engine": Status.INFRASTRUCTURE,
+    "store": Status.INFRASTRUCTURE,
+}
 DEATH_NOTICE_SECONDS = 1.0  # after a broken connection, to see whether the server's process has ended
 
 
@@ -222,9 +228,11 @@ class Flight:
             await self._land(Status.NO_TURNS, self._no_turns_reason())
 
     async def _fail(self, status: Status, message: str) -> None:
-        """The workflow failed: by itself, or because its model did."""
-        if status is Status.WORKFLOW_ERROR and (failure := self._counters().failure) is not None:
-            status, message = Status.MODEL_ERROR, f"{failure.kind}: {failure.message}"
+        """The workflow failed: by itself, or because its model or who serves it did."""
+        counts = self._counters()
+        failure = counts.failure or counts.model_refusal
+        if status is Status.WORKFLOW_ERROR and failure is not None:
+            status, message = STATUS_OF[failure.kind], f"{failure.kind}: {failure.message}"
         if status is Status.WORKFLOW_TIMEOUT:
             message += f". {self._calls_so_far()}"
         await self._land(status, message or "the workflow failed")

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from osmosis_ai.errors import MODEL_REFUSALS
 from osmosis_ai.gateway.call import Answer, ModelCall, Refusal, Reply, SamplingDefaults
 from osmosis_ai.gateway.tree import ConversationTree
 from osmosis_ai.store.base import Store
@@ -29,7 +30,7 @@ _WORDS = {  # refusal code -> what the call did, for a person
 class CallFailure:
     """A call that the engine, the provider or the store could not serve."""
 
-    kind: str  # "engine", "provider" or "store"
+    kind: str  # "engine", "provider", "store"; "model" when the model itself refused the call
     message: str
 
 
@@ -47,7 +48,12 @@ class CallCounts:
     @property
     def failure(self) -> CallFailure | None:
         """The latest failure that no later answer of the same sample made good."""
-        return next(reversed(self.failures.values()), None)
+        return next((f for f in reversed(self.failures.values()) if f.kind != "model"), None)
+
+    @property
+    def model_refusal(self) -> CallFailure | None:
+        """The same of what the model refused: an agent may well go on without it, or end for it."""
+        return next((f for f in reversed(self.failures.values()) if f.kind == "model"), None)
 
     def explain(self) -> str:
         """For messages: "1 call came with a wrong key; 2 calls failed: the engine failed: out of memory"."""
@@ -190,14 +196,19 @@ class OpenRollout:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    def refused(self, refusal: Refusal) -> Refusal:
-        """Count a refusal, and hand it back."""
+    def refused(self, refusal: Refusal, sample_id: str = "") -> Refusal:
+        """Count a refusal, and hand it back. `sample_id` is of a call that went as far as the model."""
+        if refusal.code in MODEL_REFUSALS:
+            self._failed(sample_id, "model", str(refusal))
         self.counts.refused[refusal.code] = self.counts.refused.get(refusal.code, 0) + 1
         self.counts.latest_refusals[refusal.code] = str(refusal)
         return refusal
 
     def failed(self, sample_id: str, kind: str, message: str) -> None:
         self.counts.failed += 1
+        self._failed(sample_id, kind, message)
+
+    def _failed(self, sample_id: str, kind: str, message: str) -> None:
         self.counts.failures.pop(sample_id, None)
         self.counts.failures[sample_id] = CallFailure(kind, message)
 

@@ -162,10 +162,10 @@ class Exchange:
         if error is None:
             return work.result()
         if isinstance(error, Refusal):
-            return rollout.refused(error)
+            return rollout.refused(error, self.sample_id)
         kind, refusal = _attributed(error)
         if refusal.status in AGENTS_OWN:
-            return rollout.refused(refusal)
+            return rollout.refused(refusal, self.sample_id)
         rollout.failed(self.sample_id, kind, str(refusal))
         return refusal
 
@@ -196,7 +196,7 @@ def _on_text(texts: Texts | None, index: int) -> OnText | None:
 
 def _attributed(error: BaseException) -> tuple[str, Refusal]:
     if isinstance(error, ProviderError):
-        return "provider", Refusal(error.status, f"the provider failed: {error}", code="provider_error")
+        return "provider", Refusal(error.status, f"the provider failed: {error}", code=error.code)
     if isinstance(error, EngineError):
         return "engine", Refusal(503, f"the engine failed: {error}", code="engine_error")
     if isinstance(error, StoreError):

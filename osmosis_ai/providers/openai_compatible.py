@@ -14,6 +14,7 @@ import orjson
 
 from osmosis_ai.errors import ProviderError, UsageError
 from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest, ProviderState
+from osmosis_ai.providers.refusals import PROVIDER_ERROR, refusal_code
 from osmosis_ai.providers.streamed import StreamedAnswer, StreamedError
 
 PASSED_ON = frozenset({400, 413, 422})  # the agent's own fault: it gets the endpoint's own status
@@ -228,6 +229,7 @@ class OpenAICompatibleProvider:
             f"{reply.url} answered {reply.status}: {_shown(reply.body)}{hint}",
             status=status,
             retryable=reply.status in RETRYABLE or reply.status >= 500,
+            code=refusal_code(reply.body) if reply.status in PASSED_ON else PROVIDER_ERROR,
         )
 
     def _nonsense(self, reply: _Reply, what: str) -> ProviderError:
@@ -247,7 +249,10 @@ class OpenAICompatibleProvider:
         if attempts == 1:
             return error
         return ProviderError(
-            f"{error} (tried {attempts} times)", status=error.status, retryable=error.retryable
+            f"{error} (tried {attempts} times)",
+            status=error.status,
+            retryable=error.retryable,
+            code=error.code,
         )
 
 

@@ -12,6 +12,7 @@ LOST_BEFORE = {  # reason -> the first stage that the rollout did not reach
     "workflow_timeout": "finished",
     "no_turns": "finished",
     "model_error": "finished",
+    "provider_error": "finished",
     "infrastructure": "finished",
     "cancelled": "finished",
     "superseded": "finished",

@@ -142,10 +142,11 @@ def test_a_transcript_shows_what_the_model_wrote_and_obeys_none_of_it():
     [
         ([Status.GRADED, Status.GRADED], 0),
         ([Status.GRADED, Status.WORKFLOW_ERROR], 0),
-        ([Status.GRADED, Status.MODEL_ERROR], 5),
+        ([Status.GRADED, Status.PROVIDER_ERROR], 5),
+        ([Status.GRADED, Status.MODEL_ERROR], 0),
         ([Status.GRADED, Status.INFRASTRUCTURE, Status.GRADER_ERROR], 5),
         ([Status.WORKFLOW_ERROR, Status.NO_TURNS], 1),
-        ([Status.WORKFLOW_ERROR, Status.MODEL_ERROR], 4),
+        ([Status.WORKFLOW_ERROR, Status.PROVIDER_ERROR], 4),
     ],
 )
 def test_the_exit_code_of_an_eval_says_whose_failures_it_had(statuses: list[Status], code: int):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from controller_bench import AGENTS, configure, run_eval
 
 from osmosis_ai.types import Status
@@ -69,7 +71,7 @@ async def test_what_is_wrong_with_the_endpoint_is_the_rollouts_reason(tmp_path: 
     rollouts = await run_eval(configure(tmp_path, does, EXTERNAL.format(url=url)), tmp_path)
     server.close()
     for rollout, words in zip(rollouts, WORDS.values(), strict=True):
-        assert rollout.status is Status.MODEL_ERROR
+        assert rollout.status is Status.PROVIDER_ERROR
         assert f"{url}/chat/completions" in rollout.reason
         assert words in rollout.reason
         assert rollout.attempt == 1  # the second: retries = 1
@@ -78,17 +80,17 @@ async def test_what_is_wrong_with_the_endpoint_is_the_rollouts_reason(tmp_path: 
 async def test_an_endpoint_that_refuses_connections_is_named(tmp_path: Path):
     url = "http://127.0.0.1:1/v1"
     [rollout] = await run_eval(configure(tmp_path, [("ok", "right")], EXTERNAL.format(url=url)), tmp_path)
-    assert rollout.status is Status.MODEL_ERROR
+    assert rollout.status is Status.PROVIDER_ERROR
     assert "http://127.0.0.1:1/v1/chat/completions cannot be reached" in rollout.reason
 
 
-async def test_a_model_error_is_tried_again_by_the_next_life_of_the_run_a_result_is_not(tmp_path: Path):
+async def test_a_provider_error_is_tried_again_by_the_next_life_of_the_run_a_result_is_not(tmp_path: Path):
     broken = configure(tmp_path, [("ok", "right"), ("raises", "right")], llm__script=f"{AGENTS}:breaks")
     first, raised = await run_eval(broken, tmp_path)
     again, raised_again = await run_eval(broken, tmp_path)
-    assert (first.status, first.attempt) == (Status.MODEL_ERROR, 2)
+    assert (first.status, first.attempt) == (Status.PROVIDER_ERROR, 2)
     assert "breaks raised ZeroDivisionError: division by zero" in first.reason
-    assert (again.status, again.attempt) == (Status.MODEL_ERROR, 5)
+    assert (again.status, again.attempt) == (Status.PROVIDER_ERROR, 5)
     assert raised.status is Status.WORKFLOW_ERROR
     assert raised_again.rollout_id == raised.rollout_id
 
@@ -101,6 +103,28 @@ async def test_a_workflow_that_goes_on_without_its_model_has_no_reward(tmp_path:
         rollout__retries=0,
     )
     [rollout] = await run_eval(config, tmp_path)
-    assert (rollout.status, rollout.reward) == (Status.MODEL_ERROR, None)
+    assert (rollout.status, rollout.reward) == (Status.PROVIDER_ERROR, None)
     assert "ZeroDivisionError" in rollout.reason
     assert len(rollout.turns) == 1  # what was answered is kept
+
+
+TOO_LONG = {"error": {"code": "context_length_exceeded", "message": "no room for 9000 tokens"}}
+
+
+@pytest.mark.parametrize(("body", "status"), [(TOO_LONG, "model_error"), ({}, "workflow_error")])
+async def test_a_call_that_the_model_refuses_is_a_result_and_not_tried_again(
+    tmp_path: Path, body: dict[str, Any], status: str
+):
+    """Status 400 either way: without a reason of the model's, the agent's request was wrong."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        respond(writer, "400 Bad Request", json.dumps(body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    [rollout] = await run_eval(configure(tmp_path, [("ok", "right")], EXTERNAL.format(url=url)), tmp_path)
+    server.close()
+    assert (rollout.status, rollout.attempt, rollout.reward) == (status, 0, None)

@@ -87,6 +87,19 @@ async def test_a_provider_s_failure_keeps_its_status(open_gateway, status, seen_
     assert (g.gateway.counters("r1").failure is not None) == seen_as_failure
 
 
+async def test_what_the_model_refuses_has_its_own_code_and_is_no_failure_of_the_provider(open_gateway):
+    refusal = ProviderError("no room", status=400, retryable=False, code="context_length_exceeded")
+    provider = Recorder(refusal)
+    g = await open_gateway("", target=ProviderTarget(provider))
+    status, body = await g.chat(user("hello"))
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    counts = g.gateway.counters("r1")
+    assert (counts.failure, counts.model_refusal.kind) == (None, "model")
+    provider.outcome = ProviderAnswer({"content": "ok"}, "stop", 5, 1, "m")
+    await g.say(user("hello"))  # a shorter one, say: the agent has mended it
+    assert g.gateway.counters("r1").model_refusal is None
+
+
 async def test_one_failure_and_then_an_answer_is_no_model_error(open_gateway):
     provider = Recorder(ProviderError("busy", status=429))
     g = await open_gateway("", target=ProviderTarget(provider))

@@ -36,7 +36,7 @@ MAX_COLUMNS = 4  # metadata columns that get a chart and a filter
 SHOWN_PROMPT = 140  # characters of a prompt in the list
 NOT_FINISHED = frozenset(
     {Status.WORKFLOW_ERROR, Status.WORKFLOW_TIMEOUT, Status.NO_TURNS, Status.MODEL_ERROR,
-     Status.INFRASTRUCTURE, Status.CANCELLED, Status.SUPERSEDED}
+     Status.PROVIDER_ERROR, Status.INFRASTRUCTURE, Status.CANCELLED, Status.SUPERSEDED}
 )  # fmt: skip
 
 
