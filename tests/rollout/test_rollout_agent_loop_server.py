@@ -235,6 +235,47 @@ async def test_rollouts_that_a_shutdown_stops_are_reported():
     )  # fmt: skip
 
 
+async def test_a_rollout_says_where_it_stands_and_can_be_cancelled():
+    async def run(ctx):
+        if ctx.request.rollout_id != "quick":
+            await asyncio.sleep(30)
+        return ctx.complete([])
+
+    async with a_cluster() as cluster, serving(create_app(loop_with(run), max_concurrent=1)) as server:
+        for rollout_id in ("quick", "slow-1", "slow-2"):
+            await server.init(request_for(cluster, rollout_id, idempotency_key=f"{rollout_id}~key"))
+        await cluster.wait_for(1)
+        statuses = [
+            (await server.get(f"/v1/rollout/{r}/status"))[1]["status"] for r in ("quick", "slow-1~key")
+        ]
+        assert statuses == ["success", "running"]
+        assert (await server.get("/v1/rollout/slow-2/status"))[1]["status"] == "queued"
+        asked = {"ids": ["slow-1~key", "quick", "never"]}
+        async with server.http.post(f"{server.url}/v1/rollout/cancel", json=asked) as reply:
+            assert await reply.json() == {
+                "cancelled": ["slow-1~key"], "finished": ["quick"], "unknown": ["never"],
+            }  # fmt: skip
+        async with server.http.post(f"{server.url}/v1/rollout/cancel", json={"prefix": "slow"}) as reply:
+            assert (await reply.json())["cancelled"] == ["slow-2"]
+        assert (await server.get("/v1/rollout/slow-1/status"))[1]["status"] == "cancelled"
+        assert (await server.get("/v1/rollout/never/status"))[0] == 404
+        assert (await server.get("/health"))[1]["active_rollouts"] == 0
+    assert [body["rollout_id"] for body in cluster.completions] == ["quick"]  # nobody hears of the others
+
+
+async def test_a_fault_of_the_server_is_told_as_its_own(monkeypatch):
+    async def fails(*_):
+        raise RuntimeError("can't start new thread")
+
+    app = create_app(loop_with(None))
+    monkeypatch.setattr("osmosis_ai.rollout.server.agent_loop_desk.LoopDesk._run", fails)
+    async with a_cluster() as cluster, serving(app) as server:
+        await server.init(request_for(cluster))
+        [body] = await cluster.wait_for(1)
+    assert (body["status"], body["finish_reason"]) == ("ERROR", "internal_error")
+    assert body["error_message"] == "the rollout server failed: RuntimeError: can't start new thread"
+
+
 async def test_a_server_can_be_started_again_after_it_was_stopped():
     app = create_app(OneCall())
     async with a_cluster() as cluster:

@@ -289,6 +289,7 @@ async def test_what_does_not_end_before_the_shutdown_is_reported_as_failed(contr
         await asyncio.sleep(0.05)
     assert [reply["status"] for _, reply, _ in controller.received] == ["failure", "failure"]
     assert "shut down before the rollout ended" in controller.received[0][1]["err_message"]
+    assert {reply["err_category"] for _, reply, _ in controller.received} == {"internal_error"}
 
 
 async def test_the_users_lifespan_is_entered_and_left(controller):

@@ -33,6 +33,7 @@ class RolloutErrorCategory(StrEnum):
     VALIDATION_ERROR = "validation_error"  # no samples, no reward, no grader
     HTTP_ERROR = "http_error"  # the policy did not answer a call
     AGENT_ERROR = "agent_error"  # the user's code raised
+    INTERNAL_ERROR = "internal_error"  # ours: the backend or the server failed, or was shut down
 
 
 @dataclass(slots=True)

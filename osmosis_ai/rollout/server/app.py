@@ -10,13 +10,13 @@ GET  /health                       what runs and what waits; the only route with
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
@@ -33,6 +33,7 @@ from osmosis_ai.rollout.server.protocol import (
 )
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[Any]]
+KeyCheck = Callable[[Request], Awaitable[None]]  # raises HTTPException (401)
 
 
 def create_rollout_server(
@@ -60,19 +61,31 @@ def create_rollout_server(
     """
     root = None if artifacts_dir is None else Path(artifacts_dir).absolute()
     desk = Desk(backend, DeskSettings(max_queued, callback_origins, result_retention_sec, root))
+    live = _lifespan(desk, lifespan, drain_seconds)
+    app = FastAPI(title="Osmosis rollout server", lifespan=live, docs_url=None, redoc_url=None)
+    check = _key_check(api_key)
+    _explain_refusals(app)
+    app.add_api_route("/health", _health(desk))
+    app.router.routes.append(Route("/rollout", _admission(desk, check), methods=["POST"]))
+    app.include_router(_questions(desk, result_wait_timeout_sec), dependencies=[Depends(check)])
+    return app
+
+
+def _lifespan(desk: Desk, own: Lifespan | None, drain_seconds: float) -> Lifespan:
+    """The author's lifespan around the desk's: rollouts are over before it takes anything away."""
 
     @asynccontextmanager
     async def live(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            if lifespan is not None:
-                await stack.enter_async_context(lifespan(app))
+            if own is not None:
+                await stack.enter_async_context(own(app))
             yield
             await desk.drain(drain_seconds)
 
-    app = FastAPI(title="Osmosis rollout server", lifespan=live, docs_url=None, redoc_url=None)
-    check = _key_check(api_key)
-    guarded = [Depends(check)]
+    return live
 
+
+def _explain_refusals(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def unusable(request: Request, error: RequestValidationError) -> Response:
         return _unusable(error.errors())
@@ -81,12 +94,18 @@ def create_rollout_server(
     async def refused(request: Request, error: Refused) -> Response:
         return JSONResponse({"detail": error.reason}, error.status, error.headers)
 
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
+
+def _health(desk: Desk) -> Callable[[], Awaitable[dict[str, Any]]]:
+    async def health() -> dict[str, Any]:  # asynchronous, or FastAPI would ask a thread for it
         return desk.health()
 
+    return health
+
+
+def _admission(desk: Desk, check: KeyCheck) -> Callable[[Request], Awaitable[Response]]:
+    """POST /rollout, by hand what FastAPI would do for a typed route: it is called for each rollout."""
+
     async def rollout(request: Request) -> Response:
-        # By hand what FastAPI would do for a typed route: this one is called for each rollout.
         await check(request)
         if not request.headers.get("content-type", "").startswith("application/json"):
             raise Refused(415, "POST /rollout takes application/json")
@@ -97,29 +116,32 @@ def create_rollout_server(
         desk.admit(asked)
         return _json(RolloutInitResponse(rollout_id=asked.rollout_id).model_dump(), 202)
 
-    app.router.routes.append(Route("/rollout", rollout, methods=["POST"]))
+    return rollout
 
-    @app.post("/rollout/cancel", dependencies=guarded)
+
+def _questions(desk: Desk, longest: float) -> APIRouter:
+    """What a controller asks about rollouts that it has started. `longest`: seconds of one long poll."""
+    routes = APIRouter()
+
+    @routes.post("/rollout/cancel")
     async def cancel(request: CancelRequest) -> CancelResponse:
         return desk.cancel(request)
 
-    @app.get("/rollout/{rollout_id}/status", dependencies=guarded)
+    @routes.get("/rollout/{rollout_id}/status")
     async def status(rollout_id: str) -> RolloutStatusResponse:
         return RolloutStatusResponse(rollout_id=rollout_id, status=desk.status(rollout_id))
 
-    longest = result_wait_timeout_sec
-
-    @app.get("/rollout/{rollout_id}/result", dependencies=guarded)
+    @routes.get("/rollout/{rollout_id}/result")
     async def result(rollout_id: str, wait: float = Query(longest, ge=0, allow_inf_nan=False)) -> Response:
         found = await desk.result(rollout_id, min(wait, longest))
         if isinstance(found, bytes):
             return Response(found, media_type="application/json")
         return _json(RolloutStatusResponse(rollout_id=rollout_id, status=found).model_dump())
 
-    return app
+    return routes
 
 
-def _key_check(api_key: str | None) -> Callable[[Request], Any]:
+def _key_check(api_key: str | None) -> KeyCheck:
     # Asynchronous, or FastAPI would ask a thread for each request.
     async def check(request: Request) -> None:
         if api_key is None:

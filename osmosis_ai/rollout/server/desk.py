@@ -247,7 +247,8 @@ class Desk:
         except asyncio.CancelledError:
             if entry.result is None:
                 entry.status = RolloutStatus.CANCELLED
-                entry.result = encode(_result_body(entry, _failure("the rollout was cancelled")))
+                cancelled = ExecutionResult(entry.status, err_message="the rollout was cancelled")
+                entry.result = encode(_result_body(entry, cancelled))
             raise
         # The boundary of the backend: a fault of ours is reported too, for the phases without a result.
         except Exception as error:
@@ -334,7 +335,7 @@ class Desk:
     async def _report_rest(self, entry: Entry, message: str, attempts: int = ATTEMPTS) -> None:
         entry.status = RolloutStatus.FAILURE
         for phase in ("workflow", "grader") if entry.graded else ("workflow",):
-            await self._report(entry, phase, _failure(message), attempts)
+            await self._report(entry, phase, _our_failure(message), attempts)
 
 
 def origin(url: str) -> str:
@@ -346,9 +347,9 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{shown}" + ("" if port is None else f":{port}")
 
 
-def _failure(message: str) -> ExecutionResult:
+def _our_failure(message: str) -> ExecutionResult:
     return ExecutionResult(
-        RolloutStatus.FAILURE, err_message=message, err_category=RolloutErrorCategory.AGENT_ERROR
+        RolloutStatus.FAILURE, err_message=message, err_category=RolloutErrorCategory.INTERNAL_ERROR
     )
 
 
@@ -365,11 +366,10 @@ def _completion(request: RolloutInitRequest, result: ExecutionResult) -> Rollout
 
 def _result_body(entry: Entry, result: ExecutionResult) -> GraderCompleteRequest:
     """The body of the grader's callback, and of `GET /rollout/{id}/result`."""
-    cancelled = entry.status is RolloutStatus.CANCELLED
     return GraderCompleteRequest(
         rollout_id=entry.request.rollout_id,
-        status=RolloutStatus.CANCELLED if cancelled else result.status,
+        status=result.status,
         samples=result.samples,
         err_message=result.err_message,
-        err_category=None if cancelled else result.err_category,
+        err_category=result.err_category,
     )
