@@ -12,9 +12,9 @@ import aiohttp
 
 from osmosis_ai.controller.callbacks import Callbacks, OnCallback
 from osmosis_ai.controller.grading import Grading
-from osmosis_ai.controller.results import NO_REWARD, finished_sample, read_samples
+from osmosis_ai.controller.results import INTERNAL, NO_REWARD, failed_status, finished_sample, read_samples
 from osmosis_ai.controller.rollout_server import Body, Order, RolloutServer, WorkflowRefusedError
-from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, ServerDiedError
+from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, START_TIMEOUT_SECONDS, ServerDiedError
 from osmosis_ai.errors import InfrastructureError, OsmosisError, StoreError
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults
@@ -53,6 +53,13 @@ class DispatchSettings:
     grader_timeout_seconds: float
     retries: int
     sampling: SamplingDefaults
+
+    @property
+    def longest_seconds(self) -> float:
+        """By then a rollout has ended: a server that had to start, was full, and used both deadlines."""
+        waiting = START_TIMEOUT_SECONDS + self.agent_timeout_seconds
+        running = self.agent_timeout_seconds + self.grader_timeout_seconds
+        return waiting + running + 2 * CALLBACK_GRACE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ class Flight:
             rollout_id,
             seed=place_seed(self._deck.settings.seed, self._place),
             sampling=self._deck.settings.sampling,
+            expires_seconds=self._deck.settings.longest_seconds,
             sample_id=server.sample_id,
             alias=server.name_of(rollout_id),
             awaits_tools=server.one_result,
@@ -154,7 +162,8 @@ class Flight:
         if self._deck.server.one_result:
             await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
             if not (self._finished or self._landed.done() or died.done()):
-                return await self._land(Status.WORKFLOW_TIMEOUT, self._no_result(deadline))
+                await self._land(Status.WORKFLOW_TIMEOUT, self._no_result(deadline))
+                return await self._deck.server.cancel(self._deck.session, self._asked.name)
             deadline = 0.0
         await asyncio.wait(either, timeout=deadline + grader_seconds, return_when=asyncio.FIRST_COMPLETED)
         if self._landed.done():
@@ -214,8 +223,7 @@ class Flight:
         await self._seal()
         message = str(body.get("err_message") or "")
         if body.get("status") != "success":
-            timed_out = body.get("err_category") == "timeout"
-            await self._fail(Status.WORKFLOW_TIMEOUT if timed_out else Status.WORKFLOW_ERROR, message)
+            await self._fail(failed_status(body, Status.WORKFLOW_ERROR, Status.WORKFLOW_TIMEOUT), message)
         else:
             await self._refuse_unanswered()
         self._finished = True
@@ -242,7 +250,9 @@ class Flight:
         self._finished = True
         await self._seal()
         if body.get("status") != "COMPLETED":
-            return await self._fail(Status.WORKFLOW_ERROR, str(body.get("error_message") or ""))
+            ours = body.get("finish_reason") == INTERNAL
+            status = Status.INFRASTRUCTURE if ours else Status.WORKFLOW_ERROR
+            return await self._fail(status, str(body.get("error_message") or ""))
         await self._refuse_unanswered()
         if self._landed.done():
             return None
@@ -269,9 +279,8 @@ class Flight:
             return
         message = str(body.get("err_message") or "the grader failed")
         if body.get("status") != "success":
-            timed_out = body.get("err_category") == "timeout"
-            await self._land(Status.GRADER_TIMEOUT if timed_out else Status.GRADER_ERROR, message)
-            return
+            status = failed_status(body, Status.GRADER_ERROR, Status.GRADER_TIMEOUT)
+            return await self._land(status, message)
         samples, problem = read_samples(body)
         self._samples = samples
         await self._land(Status.GRADER_ERROR if problem else Status.GRADED, problem)

@@ -27,7 +27,7 @@ from osmosis_ai.controller.rollout_server import (
     Order,
     RolloutServer,
     bearer,
-    cancel_workflow,
+    cancel_at,
     post,
     workflow_request,
 )
@@ -227,7 +227,7 @@ class RemoteWorkflows(_Remote):
         return []
 
     async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
-        await cancel_workflow(session, self.address.url, self.address.api_key, name)
+        await cancel_at(session, f"{self.address.url}/rollout/cancel", self.address.api_key, name)
 
 
 class RemoteAgentLoop(_Remote):
@@ -252,7 +252,8 @@ class RemoteAgentLoop(_Remote):
         return tools
 
     async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
-        """The protocol has no word for it: the loop's next LLM call is refused, and that ends it."""
+        """Without a server of ours there, the loop's next LLM call is refused, and that ends it."""
+        await cancel_at(session, f"{self.address.url}/v1/rollout/cancel", self.address.api_key, name)
 
     def _body(self, order: Order) -> Body:
         row, request = order.row, self._request
@@ -264,11 +265,11 @@ class RemoteAgentLoop(_Remote):
             "completion_params": dict(request.completion_params),
             "max_turns": request.max_turns,
             "max_tokens_total": request.max_tokens_total,
-            "metadata": loop_metadata(row.metadata, row.label),
+            "metadata": loop_metadata(row.metadata, row.label, row.index),
             "api_key": order.llm_key,
         }
 
 
-def loop_metadata(metadata: Mapping[str, Any] | None, label: str | None) -> Body:
-    """The row's metadata, and its label as "ground_truth", where a loop looks for it."""
-    return {**(metadata or {}), **({} if label is None else {"ground_truth": label})}
+def loop_metadata(metadata: Mapping[str, Any] | None, label: str | None, index: int) -> Body:
+    """Where a loop looks: the row's metadata, its place in the dataset, its label as "ground_truth"."""
+    return {"row_index": index, **(metadata or {}), **({} if label is None else {"ground_truth": label})}

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from osmosis_ai.controller.rollout_server import Body
-from osmosis_ai.types import Sample, Turn
+from osmosis_ai.types import Sample, Status, Turn
 
 NO_REWARD = (
     "the rollout server gave no reward (ctx.complete(..., reward=None)), and nothing here computes one: name "
     'a file with a Grader or a function with @osmosis_reward, rollout.grader_entrypoint = "reward.py"'
 )
+
+
+INTERNAL = "internal_error"  # what a rollout server calls a failure of its own
+
+
+def failed_status(body: Mapping[str, Any], error: Status, timeout: Status) -> Status:
+    """Who failed, by the callback of a phase: the user's code (`error`), its deadline, or the server."""
+    by_category = {"timeout": timeout, INTERNAL: Status.INFRASTRUCTURE}
+    return by_category.get(str(body.get("err_category")), error)
 
 
 def finished_sample(body: Body, turns: Sequence[Turn]) -> Body:

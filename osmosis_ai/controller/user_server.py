@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from osmosis_ai.controller.rollout_server import Order, cancel_workflow, post, workflow_request
+from osmosis_ai.controller.rollout_server import Order, cancel_at, post, workflow_request
 from osmosis_ai.errors import EntrypointError, InfrastructureError
 from osmosis_ai.gateway.identity import DEFAULT_SAMPLE
 from osmosis_ai.types import ToolSchema
@@ -100,7 +100,7 @@ class UserServer:
         return rollout_id
 
     async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
-        await cancel_workflow(session, self.url, self.api_key, name)
+        await cancel_at(session, f"{self.url}/rollout/cancel", self.api_key, name)
 
     async def died(self) -> int:
         """Wait until the current process ends; returns its exit status."""

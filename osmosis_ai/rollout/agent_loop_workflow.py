@@ -1,6 +1,6 @@
 """A RolloutAgentLoop as an AgentWorkflow, so that the same backend, gateway, store and trainer run it.
 
-    row.prompt, metadata, label       -> ctx.request.messages, ctx.request.metadata["ground_truth"]
+    row.prompt, metadata, label       -> ctx.request.messages, .metadata with "ground_truth" and "row_index"
     [workflow] of the TOML            -> ctx.request.max_turns, max_tokens_total, completion_params
     await ctx.chat(messages, **p)     -> the gateway's chat endpoint, with the tools, as sample `loop.name`
     ctx.complete(messages, reward=r)  -> that sample, rewarded with r
@@ -55,7 +55,7 @@ class AgentLoopWorkflow(AgentWorkflow[AgentLoopConfig]):
     """Runs `loop`, which all rollouts share. Made by `as_workflow`."""
 
     loop: ClassVar[RolloutAgentLoop]
-    label_in_metadata = True
+    row_in_metadata = True
 
     async def run(self, ctx: AgentWorkflowContext[AgentLoopConfig]) -> None:
         context = get_rollout_context()

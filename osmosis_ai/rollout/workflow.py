@@ -39,8 +39,9 @@ class AgentWorkflow(ABC, Generic[TConfig]):
     policy, and leave their conversation as a sample.
     """
 
-    # True only for a RolloutAgentLoop: its author computes rewards in `run`, from metadata["ground_truth"].
-    label_in_metadata: ClassVar[bool] = False
+    # True only for a RolloutAgentLoop: its author computes rewards in `run`, from metadata["ground_truth"],
+    # and finds metadata["row_index"].
+    row_in_metadata: ClassVar[bool] = False
 
     def __init__(self, config: TConfig | None = None) -> None:
         self.config = config

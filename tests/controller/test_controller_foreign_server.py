@@ -26,8 +26,9 @@ from osmosis_ai.types import Rollout, Row, Status
 class ForeignServer(UserServer):
     """Takes each rollout, makes one LLM call for it, and reports what it was told to."""
 
-    def __init__(self, graded: dict[str, Any], folder: Path) -> None:
+    def __init__(self, completed: dict[str, Any], graded: dict[str, Any], folder: Path) -> None:
         super().__init__(UserCode("nothing"), folder / "log")
+        self._completed = completed
         self._graded = graded
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -58,14 +59,15 @@ class ForeignServer(UserServer):
                 assert reply.status == 200
             headers = {"Authorization": f"Bearer {rollout['controller_api_key']}"}
             for url, body in (
-                (rollout["completion_callback_url"], {"status": "success"}),
+                (rollout["completion_callback_url"], {"status": "success", **self._completed}),
                 (rollout["grader_callback_url"], {"status": "success", **self._graded}),
             ):
                 async with session.post(url, json=body, headers=headers):
                     pass
 
 
-async def run_one(graded: dict[str, Any], folder: Path) -> Rollout:
+async def run_one(graded: dict[str, Any], folder: Path, **completed: Any) -> Rollout:
+    folder.mkdir(exist_ok=True)  # noqa: ASYNC240
     store = SqliteStore(folder / "osmosis.db")
     await store.create_run(RunRecord("x", "eval", "running", 0.0, {}, {}))
     callbacks = Callbacks()
@@ -80,7 +82,7 @@ async def run_one(graded: dict[str, Any], folder: Path) -> Rollout:
         retries=0,
         sampling=SamplingDefaults(),
     )
-    dispatcher = Dispatcher(ForeignServer(graded, folder), gateway, callbacks, store, settings)
+    dispatcher = Dispatcher(ForeignServer(completed, graded, folder), gateway, callbacks, store, settings)
     place = Place("x", 0, Row(0, [{"role": "user", "content": "hi"}]), "r0", 0)
     try:
         attempts = await asyncio.wait_for(dispatcher.run_all([place]), timeout=10)
@@ -94,6 +96,17 @@ async def run_one(graded: dict[str, Any], folder: Path) -> Rollout:
 async def test_what_it_reports_is_taken(tmp_path: Path):
     rollout = await run_one({"samples": {"main": {"reward": 0.5}}}, tmp_path)
     assert (rollout.status, rollout.reward, len(rollout.turns)) == (Status.GRADED, 0.5, 1)
+
+
+OURS = {"status": "failure", "err_category": "internal_error", "err_message": "the disk is full"}
+
+
+async def test_a_failure_of_the_server_itself_is_infrastructure(tmp_path: Path):
+    """Neither the workflow's nor the grader's, so the place is tried again."""
+    graded = await run_one(OURS, tmp_path / "graded")
+    assert (graded.status, graded.reason) == (Status.INFRASTRUCTURE, "the disk is full")
+    completed = await run_one({}, tmp_path, **OURS)
+    assert (completed.status, completed.reason) == (Status.INFRASTRUCTURE, "the disk is full")
 
 
 @pytest.mark.parametrize(

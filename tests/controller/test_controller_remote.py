@@ -169,11 +169,13 @@ async def test_sampling_and_the_workflow_table_are_what_the_request_says(tmp_pat
     assert told["max_turns"] == 3
     assert told["max_tokens_total"] == 8192
     assert told["completion_params"] == {"temperature": 0.5, "top_p": 1.0, "max_tokens": 256, "seed": 7}
-    assert told["metadata"] == {"ground_truth": "12"}
+    assert told["metadata"] == {"row_index": 0, "ground_truth": "12"}
 
 
 async def test_a_loop_that_never_ends_is_a_timeout_and_its_key_is_dead(tmp_path: Path, loops: str):
     [rollout] = await rollouts_of(tmp_path, ["hangs"], loops, "agent_timeout_seconds = 0.5")
+    async with aiohttp.ClientSession() as session:
+        assert (await (await session.get(f"{loops}/health")).json())["active_rollouts"] == 0  # it was stopped
     assert rollout.status is Status.WORKFLOW_TIMEOUT
     assert "no result within rollout.agent_timeout_seconds = 0.5 s" in rollout.reason
     assert "1 LLM calls that were answered" in rollout.reason

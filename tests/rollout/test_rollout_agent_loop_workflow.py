@@ -96,12 +96,16 @@ async def test_r02_the_request_comes_from_the_row_and_from_the_workflow_table(po
 
     policy.script = [text("148")]
     config = AgentLoopConfig(max_turns=3, max_tokens_total=99, completion_params={"temperature": 0.5})
-    row = {"metadata": {"kind": "easy"}, "label": "148"}
+    row = {"metadata": {"kind": "easy"}, "label": "148", "row_index": 7}
     ran, _ = await run_loop(loop_with(body), policy, config, **row)
     assert ran.succeeded, ran.err_message
     [(request, is_ambient)] = seen
     assert (request.max_turns, request.max_tokens_total, is_ambient) == (3, 99, True)
-    assert request.metadata == {"kind": "easy", "ground_truth": "148"}  # the label rule of this style
+    assert request.metadata == {
+        "row_index": 7,
+        "kind": "easy",
+        "ground_truth": "148",
+    }  # the label rule of this style
     assert policy.calls[0].body == {
         "model": "openai/osmosis-rollout",
         "messages": [{"role": "user", "content": "What is 37 times 4?"}],

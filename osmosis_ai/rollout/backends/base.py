@@ -44,6 +44,7 @@ class ExecutionRequest:
     prompt: list[dict[str, Any]]
     label: str | None = None
     metadata: dict[str, Any] | None = None
+    row_index: int | None = None  # of the row in its dataset
     agent_timeout_sec: float | None = None
     grader_timeout_sec: float | None = None
     chat_completions_url: str = ""

@@ -157,8 +157,10 @@ class LocalBackend(ExecutionBackend):
 
     def _given(self, request: ExecutionRequest) -> _Given:
         metadata = request.metadata
-        if self._workflow.label_in_metadata and request.label is not None:
-            metadata = {**(metadata or {}), "ground_truth": request.label}
+        if self._workflow.row_in_metadata:
+            index, label = request.row_index, request.label
+            before = {} if index is None else {"row_index": index}
+            metadata = {**before, **(metadata or {}), **({} if label is None else {"ground_truth": label})}
         return _Given(request.prompt, metadata, request.artifacts_dir)
 
     async def _workflow_work(self, given: _Given, context: RolloutContext) -> _Run:

@@ -270,6 +270,7 @@ class Desk:
             prompt=request.initial_messages,
             label=request.label,
             metadata=request.metadata,
+            row_index=request.row_index,
             agent_timeout_sec=request.agent_timeout_sec,
             grader_timeout_sec=request.grader_timeout_sec,
             chat_completions_url=request.chat_completions_url,

@@ -24,6 +24,7 @@ class RolloutInitRequest(BaseModel):
     initial_messages: list[dict[str, Any]]
     label: str | None = None  # for the grader only
     metadata: dict[str, Any] | None = None
+    row_index: int | None = None  # of the row in its dataset; an agent loop finds it in its metadata
     chat_completions_url: str
     llm_api_key: str | None = None  # given to the workflow; the controller's key when there is none
     controller_api_key: str | None = None  # sent with the callbacks, never visible to user code
