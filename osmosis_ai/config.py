@@ -2,24 +2,23 @@
 
     [run] [rollout] [dataset] [llm] or [policy] [sampling] [eval] [train] [workflow]
 
-Each table is a model below; `docs/config.md` is generated from them. `[workflow]` is free: its keys
-override the fields of the workflow's own config object.
+Each table is a model below; `docs/config.md` and the JSON Schema are made from them. `[workflow]` is free:
+its keys override the fields of the workflow's own config object.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from osmosis_ai.errors import ConfigError
+from osmosis_ai.findings import COMMAND_LINE, Finding, TomlFile, in_order, model_finding, syntax_finding
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # of a run: it becomes a folder and a part of URLs
 NAME_RULE = "at most 96 letters, digits, '.', '_' and '-', a letter or digit first"
@@ -38,6 +37,7 @@ class RunTable(Table):
         "",
         pattern=rf"^({NAME})?$",
         description="Name of the run; empty: the config file's name. The same name is resumed.",
+        json_schema_extra={"patternErrorMessage": f"must be {NAME_RULE}"},
     )
     seed: int = Field(0, ge=0, description="Seed of data order, sampling and the optimizer's random state.")
 
@@ -53,6 +53,7 @@ class RolloutTable(Table):
         "",
         pattern=r"^(https?://[^/\s]+(/\S*)?)?$",
         description="Instead of entrypoint: a rollout server that runs already, as of `osmosis serve`.",
+        json_schema_extra={"patternErrorMessage": "must be a URL with http:// or https://"},
     )
     api_key_env: str = Field("", description="With url: environment variable that holds the server's key.")
     protocol: Literal["auto", "agent_loop", "workflow"] = Field(
@@ -217,61 +218,36 @@ class Config(Table):
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Config:
     """Read a TOML file. `overrides` maps dotted keys ("dataset.limit") to values that win over the file.
 
-    Raises ConfigError with everything that is wrong, each finding as `file:line: what, value, way out`.
+    Raises ConfigError with everything that is wrong, each finding as `file:line:col: what, value, way out`.
     """
     text = _read(path)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{path}: not valid TOML: {error}"]) from error
+        raise ConfigError([syntax_finding(path, text, error)]) from error
     return config_of(data, path, overrides, text)
 
 
 def config_of(
     data: dict[str, Any], source: Path, overrides: Mapping[str, Any] | None = None, text: str = ""
 ) -> Config:
-    """The configuration in the tables of a file, whose text the findings' lines are from."""
+    """The configuration in the tables of a file, whose text the findings' places are from."""
     given = {dotted: value for dotted, value in (overrides or {}).items() if value is not None}
     added = {table for dotted in given if (table := dotted.partition(".")[0]) not in data}
     for dotted, value in given.items():
         table, key = dotted.split(".")
         if isinstance(data.setdefault(table, {}), dict):  # else the file itself is wrong, and says so below
             data[table][key] = value
-    file = _File(source, text, frozenset({*given, *added}))
-    sources = list(_entrypoint_or_url(file, data.get("rollout")))
+    file = TomlFile(source, text, frozenset({*given, *added}))
+    findings = list(_cross_checks(file, data))
     try:
         config = Config.model_validate(data)
-        config._source = source
     except ValidationError as error:
-        found = [_finding(file, dict(item)) for item in error.errors()]
-        raise ConfigError(_in_order([*sources, *found])) from None
-    if sources:
-        raise ConfigError(_in_order(sources))
-    if findings := list(_cross_checks(file, config)):
-        raise ConfigError(findings)
+        findings += [model_finding(file, Config, dict(item)) for item in error.errors()]
+    if findings:
+        raise ConfigError(in_order(findings))
+    config._source = source
     return config
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    """Where a value came from, for messages."""
-
-    path: Path
-    text: str
-    overrides: frozenset[str]  # tables and dotted keys that only the command line gave
-
-    def place(self, *where: str) -> tuple[int, str]:
-        """The line, and `file:line` or the option of the command line."""
-        dotted = ".".join(where)
-        if dotted in self.overrides:
-            return 0, "--name" if dotted == "run.name" else f"--set {dotted}"
-        line = line_of(self.text, *where)
-        return line, f"{self.path}:{line}"
-
-
-def _in_order(findings: Iterable[tuple[int, str]]) -> list[str]:
-    """The command line's first, then down the file."""
-    return [finding for _, finding in sorted(findings, key=lambda item: item[0])]
 
 
 def _read(path: Path) -> str:
@@ -286,116 +262,66 @@ def _read(path: Path) -> str:
         raise ConfigError([f"{path}: cannot be read as UTF-8 text: {error}"]) from error
 
 
-def _entrypoint_or_url(file: _File, table: Any) -> Iterator[tuple[int, str]]:
+def _cross_checks(file: TomlFile, tables: Mapping[str, Any]) -> Iterator[Finding]:
+    """What no table can say for itself. Values may still be of any type: their own findings come beside."""
+    if not _table(tables, "run").get("name") and not re.fullmatch(NAME, file.path.stem):
+        name = f"{file.path}: the file's name {file.path.stem!r}"
+        rule = f"cannot name a run, which must be {NAME_RULE}: give one with --name or [run] name."
+        yield COMMAND_LINE, f"{name} {rule}"
+    if "rollout" in tables:
+        yield from _entrypoint_or_url(file, _table(tables, "rollout"))
+    if "llm" in tables and "policy" in tables:
+        yield file.finding(
+            ["policy"],
+            "[llm] and [policy] are both given; "
+            "keep one: [llm] for an external model, [policy] for a policy folder.",
+        )
+    if "model" in (llm := _table(tables, "llm")):
+        yield from _llm_checks(file, llm)
+
+
+def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table of the file; nothing where something else stands, of which it is said where tables are read."""
+    found = tables.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _entrypoint_or_url(file: TomlFile, rollout: Mapping[str, Any]) -> Iterator[Finding]:
     """The user's code is named once: by its file, or by the server that runs it."""
-    if not isinstance(table, dict):
-        return  # said where the tables are read
-    entrypoint, url = table.get("entrypoint"), table.get("url")
+    entrypoint, url = rollout.get("entrypoint"), rollout.get("url")
     if entrypoint and url:
-        line, place = file.place("rollout", "url")
-        yield line, f"{place}: rollout.entrypoint and rollout.url are both given; keep one."
+        yield file.finding(["rollout", "url"], "rollout.entrypoint and rollout.url are both given; keep one.")
     elif not entrypoint and not url:
-        line, place = file.place("rollout", "entrypoint")
         about = RolloutTable.model_fields["entrypoint"].description
-        yield line, f"{place}: rollout.entrypoint is missing: {about} Or give rollout.url."
+        yield file.finding(
+            ["rollout", "entrypoint"], f"rollout.entrypoint is missing: {about} Or give rollout.url."
+        )
     foreign = ("workflow",) if url else ("api_key_env", "protocol", "grader_entrypoint", "gateway_host")
+    belongs = "rollout.entrypoint" if url else "rollout.url"
     for key in foreign:
-        if table.get(key):
-            line, place = file.place("rollout", key)
-            belongs = "rollout.entrypoint" if url else "rollout.url"
-            yield line, f"{place}: rollout.{key} is for {belongs} only; leave it out."
+        if rollout.get(key):
+            yield file.finding(["rollout", key], f"rollout.{key} is for {belongs} only; leave it out.")
 
 
-def _cross_checks(file: _File, config: Config) -> Iterator[str]:
-    if not re.fullmatch(NAME, config.run_name):
-        yield (
-            f"{file.path}: the file's name {config.run_name!r} cannot name a run, which must be {NAME_RULE}: "
-            "give one with --name or [run] name."
+def _llm_checks(file: TomlFile, llm: Mapping[str, Any]) -> Iterator[Finding]:
+    """A model needs a way to be reached, and half a price list would give half the cost."""
+    place = ["llm", "model"]
+    if llm["model"] == "scripted" and not llm.get("script"):
+        yield file.finding(place, 'llm.model = "scripted" needs llm.script = "file.py:function".')
+    if llm["model"] != "scripted" and not llm.get("base_url"):
+        yield file.finding(
+            place,
+            f"llm.base_url is missing: the endpoint of {llm['model']!r}, "
+            'e.g. base_url = "http://localhost:8000/v1".',
         )
-    if config.llm and config.policy:
-        yield (
-            f"{file.place('policy')[1]}: [llm] and [policy] are both given; "
-            "keep one: [llm] for an external model, [policy] for a policy folder."
-        )
-    model = file.place("llm", "model")[1]
-    if config.llm and config.llm.model == "scripted" and not config.llm.script:
-        yield f'{model}: llm.model = "scripted" needs llm.script = "file.py:function".'
-    if config.llm and config.llm.model != "scripted" and not config.llm.base_url:
-        yield (
-            f"{model}: llm.base_url is missing: the endpoint of {config.llm.model!r}, "
-            'e.g. base_url = "http://localhost:8000/v1".'
-        )
-    if config.llm:
-        yield from _price_checks(file, config.llm)
-
-
-def _price_checks(file: _File, llm: LlmTable) -> Iterator[str]:
-    """Half a price list would give half the cost."""
-    prices = ("input_price", "output_price", "cached_input_price")
-    given = [key for key in prices if getattr(llm, key) is not None]
-    missing = [key for key in ("input_price", "output_price") if given and key not in given]
+    given = [key for key in ("input_price", "output_price", "cached_input_price") if key in llm]
+    missing = [f"llm.{key}" for key in ("input_price", "output_price") if given and key not in given]
     if missing:
-        names = " and ".join(f"llm.{key}" for key in missing)
-        yield (
-            f"{file.place('llm', given[0])[1]}: llm.{given[0]} needs {names} too, in dollars per million "
-            "tokens; 0 for what costs nothing."
+        yield file.finding(
+            ["llm", given[0]],
+            f"llm.{given[0]} needs {' and '.join(missing)} too, in dollars per million tokens; "
+            "0 for what costs nothing.",
         )
-
-
-def _finding(file: _File, item: Mapping[str, Any]) -> tuple[int, str]:
-    """One pydantic error as one line for the person who wrote the file, after the line that it is about."""
-    where = [str(part) for part in item["loc"]]
-    dotted, (line, place) = ".".join(where), file.place(*where)
-    if item["type"] == "extra_forbidden":
-        allowed = _allowed(where[:-1])
-        near = difflib.get_close_matches(where[-1], allowed, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        kind = "table" if len(where) == 1 else "key"
-        return line, f"{place}: unknown {kind} {dotted!r}.{hint} Known here: {', '.join(sorted(allowed))}."
-    if item["type"] == "missing":
-        name = f"the table [{dotted}]" if len(where) == 1 else dotted
-        return line, f"{place}: {name} is missing: {_description(where)}"
-    return line, f"{place}: {dotted} = {_toml(item.get('input'))} {_must(where, item)}. {_description(where)}"
-
-
-def _must(where: list[str], item: Mapping[str, Any]) -> str:
-    """What pydantic expected, in our words: "Input should be at most 1" -> "must be at most 1"."""
-    if item["type"] in ("model_type", "dict_type"):
-        return f"must be a table: write [{where[0]}] on a line of its own and its keys below"
-    if where == ["run", "name"]:
-        return f"must be {NAME_RULE}"
-    return str(item["msg"]).replace("Input should be", "must be", 1)
-
-
-def _toml(value: Any) -> str:
-    """A value as the file would write it."""
-    return json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _allowed(where: list[str]) -> list[str]:
-    if not where:
-        return list(Config.model_fields)
-    return list(TABLES[where[0]].model_fields) if where[0] in TABLES else []
-
-
-def _description(where: list[str]) -> str:
-    if where[0] in TABLES and len(where) > 1 and where[1] in TABLES[where[0]].model_fields:
-        return TABLES[where[0]].model_fields[where[1]].description or ""
-    return (TABLES[where[0]].__doc__ or "") if where[0] in TABLES else ""
-
-
-def line_of(text: str, *where: str) -> int:
-    """The line (from 1) of a table or key in the file; 1 when it is not there."""
-    table_line, inside = 1, False
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
-            inside = header.group(1).split(".")[0].strip("\"'") == where[0]
-            table_line = number if inside else table_line
-        elif re.match(rf"\s*[\"']?{re.escape(where[-1])}[\"']?\s*=", line) and (inside or len(where) == 1):
-            return number
-        elif re.match(rf"\s*{re.escape(where[0])}\s*(=|\.\s*{re.escape(where[-1])}\s*=)", line):
-            return number  # table = { key = ... }, table.key = ...
-    return table_line
 
 
 TABLES: Mapping[str, type[Table]] = {
@@ -408,41 +334,3 @@ TABLES: Mapping[str, type[Table]] = {
     "eval": EvalTable,
     "train": TrainTable,
 }
-
-
-def config_reference() -> str:
-    """`docs/config.md`: every key with its type, default and meaning, generated from the models above."""
-    lines = [
-        "# Configuration",
-        "",
-        "Generated from `osmosis_ai/config.py` by `make docs`. Eval and train read the same file.",
-        "Paths are relative to the file. Unknown keys are errors.",
-    ]
-    for name, table in TABLES.items():
-        lines += ["", f"## [{name}]", "", table.__doc__ or "", "", "| key | type | default | meaning |"]
-        lines.append("| --- | --- | --- | --- |")
-        for key, info in table.model_fields.items():
-            default = "required" if info.is_required() else _default(info.default)
-            lines.append(f"| `{key}` | {_kind(info.annotation)} | {default} | {info.description} |")
-    lines += [
-        "",
-        "## [workflow]",
-        "",
-        "Free keys: they override fields of the workflow's own config object.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _default(value: Any) -> str:
-    """A default as it would stand in the file; a key that may be absent has none."""
-    return "none" if value is None else f"`{json.dumps(value)}`"
-
-
-def _kind(annotation: Any) -> str:
-    """`Literal["none", "lora"]` as the values to choose from, `int | None` as integer."""
-    if get_origin(annotation) is Literal:
-        return " or ".join(_default(value) for value in get_args(annotation))
-    kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not type(None)]
-    names = {str: "string", int: "integer", float: "number", bool: "true or false"}
-    return " or ".join(names.get(kind, str(kind)) for kind in kinds)

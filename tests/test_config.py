@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 
+from osmosis_ai.cli.config import config_schema
 from osmosis_ai.config import TABLES, Config, load_config
 from osmosis_ai.errors import ConfigError
 
+ROOT = Path(__file__).resolve().parent.parent
 WHOLE = """
 [rollout]
 entrypoint = "agent.py"
@@ -86,21 +90,33 @@ top_p = 2
 """
     found = findings(write(tmp_path, text))
     starts = [
-        "run.toml:1: unknown table 'workflw'. Did you mean 'workflow'? Known here: dataset, eval,",
-        "run.toml:2: train = 3 must be a table: write [train] on a line of its own and its keys below.",
-        "run.toml:5: unknown key 'run.nam'. Did you mean 'name'? Known here: name, seed.",
-        'run.toml:6: run.seed = "seven" must be a valid integer. Seed of data order,',
-        "run.toml:8: rollout.entrypoint is missing: Python file (relative to the config file)",
-        "run.toml:9: unknown key 'rollout.entrypont'. Did you mean 'entrypoint'? Known here: agent_timeout",
-        "run.toml:10: rollout.max_concurrent = 0 must be greater than or equal to 1.",
-        "run.toml:14: dataset.limit = -1 must be greater than or equal to 1.",
-        "run.toml:16: unknown table 'evl'. Did you mean 'eval'?",
-        'run.toml:20: sampling.temperature = "hot" must be a valid number.',
-        "run.toml:21: sampling.top_p = 2 must be less than or equal to 1.",
+        "run.toml:1:1: unknown table 'workflw'. Did you mean 'workflow'? Known here: dataset, eval,",
+        "run.toml:2:1: train = 3 must be a table: write [train] on a line of its own and its keys below.",
+        "run.toml:5:1: unknown key 'run.nam'. Did you mean 'name'? Known here: name, seed.",
+        'run.toml:6:1: run.seed = "seven" must be a valid integer. Seed of data order,',
+        "run.toml:8:2: rollout.entrypoint is missing: Python file (relative to the config file)",
+        "run.toml:9:1: unknown key 'rollout.entrypont'. Did you mean 'entrypoint'? Known here: agent_timeout",
+        "run.toml:10:1: rollout.max_concurrent = 0 must be greater than or equal to 1.",
+        "run.toml:14:1: dataset.limit = -1 must be greater than or equal to 1.",
+        "run.toml:16:2: unknown table 'evl'. Did you mean 'eval'?",
+        'run.toml:20:1: sampling.temperature = "hot" must be a valid number.',
+        "run.toml:21:1: sampling.top_p = 2 must be less than or equal to 1.",
     ]
     assert len(found) == len(starts)
     for finding, start in zip(found, starts, strict=True):
         assert finding.startswith(start)
+
+
+def test_a_key_of_another_table_is_sent_home_and_a_word_to_choose_gets_its_nearest(tmp_path: Path):
+    text = f'{WHOLE}[eval]\ntemperature = 0\n[policy]\npath = "p"\ndevise = "cpu"\nadapter = "lorra"\n'
+    assert [finding.split(" Known here")[0] for finding in findings(write(tmp_path, text))] == [
+        "run.toml:10:1: unknown key 'eval.temperature'. It is a key of [sampling].",
+        "run.toml:11:2: [llm] and [policy] are both given; keep one: [llm] for an external model, "
+        "[policy] for a policy folder.",
+        "run.toml:13:1: unknown key 'policy.devise'. Did you mean 'device'?",
+        "run.toml:14:1: policy.adapter = \"lorra\" must be 'none' or 'lora' (did you mean 'lora'?). "
+        "Train all weights or a LoRA adapter.",
+    ]
 
 
 def test_what_came_from_the_command_line_is_named_by_its_option(tmp_path: Path):
@@ -123,15 +139,15 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path):
 
 def test_a_setting_below_something_that_is_no_table_is_a_finding(tmp_path: Path):
     found = findings(write(tmp_path, "train = 3\n" + WHOLE), train__steps=1)
-    assert found[0].startswith("run.toml:1: train = 3 must be a table")
+    assert found[0].startswith("run.toml:1:1: train = 3 must be a table")
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
 def test_a_number_that_is_not_finite_is_refused(tmp_path: Path, value: str):
     text = f"{WHOLE}[train]\nlearning_rate = {value}\n[sampling]\ntemperature = {value}\n"
     assert [finding.split(" = ")[0] for finding in findings(write(tmp_path, text))] == [
-        "run.toml:10: train.learning_rate",
-        "run.toml:12: sampling.temperature",
+        "run.toml:10:1: train.learning_rate",
+        "run.toml:12:1: sampling.temperature",
     ]
 
 
@@ -149,14 +165,14 @@ def test_a_number_that_is_not_finite_is_refused(tmp_path: Path, value: str):
 )
 def test_values_are_never_coerced(tmp_path: Path, line: str, expected: str):
     [finding] = findings(write(tmp_path, f"[run]\n{line}\n{WHOLE}"))
-    assert finding.startswith("run.toml:2: run.")
+    assert finding.startswith("run.toml:2:1: run.")
     assert expected in finding
 
 
-def test_dotted_keys_and_inline_tables_have_their_line_too(tmp_path: Path):
+def test_dotted_keys_and_inline_tables_have_their_place_too(tmp_path: Path):
     text = 'dataset = { path = "x", limt = 2 }\nrollout.entrypoint = 5\n'
     found = findings(write(tmp_path, text))
-    assert [finding.split(": ")[0] for finding in found] == ["run.toml:1", "run.toml:2"]
+    assert [finding.split(": ")[0] for finding in found] == ["run.toml:1:25", "run.toml:2:9"]
 
 
 def test_a_file_that_is_not_there_names_the_nearest(tmp_path: Path):
@@ -167,10 +183,9 @@ def test_a_file_that_is_not_there_names_the_nearest(tmp_path: Path):
 
 def test_a_file_that_is_no_toml_or_no_text_says_where(tmp_path: Path):
     [toml] = findings(write(tmp_path, "[run\nname=1"))
-    assert (
-        toml
-        == "run.toml: not valid TOML: Expected ']' at the end of a table declaration (at line 1, column 5)"
-    )
+    assert toml == "run.toml:1:5: not valid TOML: Expected ']' at the end of a table declaration"
+    [end] = findings(write(tmp_path, '[run]\nname = """x'))
+    assert end.startswith("run.toml:2:12: not valid TOML: Unterminated string")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     [text] = findings(tmp_path / "bytes.toml")
     assert text.startswith("bytes.toml: cannot be read as UTF-8 text")
@@ -180,8 +195,8 @@ def test_a_file_that_is_no_toml_or_no_text_says_where(tmp_path: Path):
 
 def test_an_empty_file_lacks_two_tables(tmp_path: Path):
     assert findings(write(tmp_path, "")) == [
-        "run.toml:1: the table [rollout] is missing: The user's code and how it is run.",
-        "run.toml:1: the table [dataset] is missing: The rows.",
+        "run.toml:1:1: the table [rollout] is missing: The user's code and how it is run.",
+        "run.toml:1:1: the table [dataset] is missing: The rows.",
     ]
 
 
@@ -194,7 +209,7 @@ def test_a_file_whose_name_cannot_name_a_run_says_so(tmp_path: Path):
 def test_llm_and_policy_exclude_each_other_and_an_llm_needs_a_way_to_be_reached(tmp_path: Path):
     both = findings(write(tmp_path, WHOLE + '[policy]\npath = "p"\n'))
     assert both == [
-        "run.toml:9: [llm] and [policy] are both given; keep one: [llm] for an external model, "
+        "run.toml:9:2: [llm] and [policy] are both given; keep one: [llm] for an external model, "
         "[policy] for a policy folder."
     ]
     assert "needs llm.script" in findings(write(tmp_path, WHOLE), llm__script="")[0]
@@ -204,6 +219,18 @@ def test_llm_and_policy_exclude_each_other_and_an_llm_needs_a_way_to_be_reached(
 def test_half_a_price_list_is_an_error(tmp_path: Path):
     path = write(tmp_path, WHOLE + "cached_input_price = 0.1\noutput_price = 2.0\n")
     assert findings(path) == [
-        "run.toml:10: llm.output_price needs llm.input_price too, in dollars per million tokens; "
+        "run.toml:10:1: llm.output_price needs llm.input_price too, in dollars per million tokens; "
         "0 for what costs nothing."
     ]
+
+
+def test_the_json_schema_for_editors_accepts_what_the_models_accept():
+    schema = config_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for path in ROOT.rglob("examples/**/*.toml"):
+        load_config(path)
+        assert list(validator.iter_errors(tomllib.loads(path.read_text()))) == []
+    wrong = {"rollout": {"entrypont": "x"}, "llm": {"model": 5}, "policy": {"path": "p", "adapter": "lorra"}}
+    found = {error.json_path for error in validator.iter_errors(wrong)}
+    assert found == {"$", "$.rollout", "$.llm.model", "$.policy.adapter"}  # "$": there is no [dataset]

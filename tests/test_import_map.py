@@ -33,7 +33,9 @@ MAY_IMPORT = {
         "rollout",
         "store.base",
     },
-    "config": set(),  # it may know everything, and needs nothing
+    "config": {"findings"},
+    "findings": {"toml_places"},
+    "toml_places": set(),
     "cli": {
         "config",
         "controller",

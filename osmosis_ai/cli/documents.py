@@ -1,4 +1,4 @@
-"""The documents that are generated from the code: `docs/config.md` and `docs/cli.md`.
+"""The documents that are generated from the code: `docs/config.md`, `docs/cli.md` and `docs/schemas`.
 
 python -m osmosis_ai.cli.documents           write them
 python -m osmosis_ai.cli.documents --check   exit code 1 when one is stale, naming it
@@ -6,14 +6,15 @@ python -m osmosis_ai.cli.documents --check   exit code 1 when one is stale, nami
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import click
 
+from osmosis_ai.cli.config import config_reference, config_schema
 from osmosis_ai.cli.groups import root
-from osmosis_ai.config import config_reference
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 COLUMNS = 90  # of the help, whatever terminal this runs in
@@ -51,6 +52,7 @@ def commands(context: click.Context) -> Iterator[click.Context]:
 DOCUMENTS: Mapping[str, Callable[[], str]] = {
     "config.md": config_reference,
     "cli.md": cli_reference,
+    "schemas/config.schema.json": lambda: json.dumps(config_schema(), indent=2) + "\n",
 }
 
 
@@ -60,8 +62,8 @@ def stale(folder: Path) -> list[Path]:
 
 
 def write(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     for name, make in DOCUMENTS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(make(), encoding="utf-8")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
+from osmosis_ai.cli.config import config_schema
 from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.options import JSON
 from osmosis_ai.errors import UsageError
@@ -30,6 +32,7 @@ FILES = {
     "eval.toml": "which agent, which rows, which model",
     "tests/test_agent.py": "tests of the agent, and the eval as a test",
     "pyproject.toml": "what the project needs, and where pytest looks",
+    "config.schema.json": "with which your editor completes and checks eval.toml",
     "README.md": "what to do next",
     ".gitignore": "",
 }
@@ -81,7 +84,7 @@ def write_project(folder: Path, framework: str, words: dict[str, str]) -> None:
     """All files, with `words` put in for their placeholders. Raises UsageError where it cannot be written."""
     try:
         for file in FILES:
-            text = template(file, framework).read_text(encoding="utf-8")
+            text = text_of(file, framework)
             for placeholder, word in words.items():
                 text = text.replace(placeholder, word)
             path = folder / file
@@ -89,6 +92,12 @@ def write_project(folder: Path, framework: str, words: dict[str, str]) -> None:
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error}; choose another place") from error
+
+
+def text_of(file: str, framework: str) -> str:
+    if file == "config.schema.json":
+        return json.dumps(config_schema(), indent=2) + "\n"
+    return template(file, framework).read_text(encoding="utf-8")
 
 
 def template(file: str, framework: str) -> Path:

@@ -48,6 +48,10 @@ COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
             "import": ("osmosis_ai.cli.exchange:import_file", "A run from JSON Lines."),
         },
     ),
+    "config": (
+        "The configuration file.",
+        {"schema": ("osmosis_ai.cli.config:schema", "JSON Schema of the TOML, for editors.")},
+    ),
     "report": ("A run as one HTML file.", "osmosis_ai.cli.report:report"),
     "sql": ("SQL on what is stored, read only.", "osmosis_ai.cli.sql:sql"),
 }
