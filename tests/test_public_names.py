@@ -12,8 +12,9 @@ def public(module: object) -> set[str]:
 
 def test_the_package_itself_promises_its_version_and_its_folders():
     folders = {
-        "cli", "config", "controller", "datasets", "engine", "errors", "eval", "gateway", "lean_http",
-        "providers", "pytest_plugin", "rewards", "rollout", "store", "train", "types",
+        "cli", "config", "controller", "datasets", "engine", "errors", "eval", "findings", "gateway",
+        "lean_http", "providers", "pytest_plugin", "rewards", "rollout", "store",
+        "toml_places", "train", "types",
     }  # fmt: skip
     assert public(osmosis_ai) <= folders
     assert osmosis_ai.__version__.count(".") == 2

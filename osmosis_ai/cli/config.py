@@ -56,11 +56,11 @@ def config_reference() -> str:
         "# Configuration",
         "",
         "Generated from `osmosis_ai/config.py` by `make docs`. Eval and train read the same file.",
-        "Paths are relative to the file. Unknown keys are errors; all that is wrong is said at once, each finding",
-        "with `file:line:column`, the nearest key, and what is allowed.",
+        "Paths are relative to the file. Unknown keys are errors. All that is wrong is said at once, each",
+        "finding with `file:line:column`, the nearest key, and what is allowed.",
         "",
-        "An editor completes and checks the file with the JSON Schema that `osmosis config schema` prints (also",
-        "[here](schemas/config.schema.json)), named by the file's first line: `#:schema ./config.schema.json`.",
+        "An editor completes and checks the file with [its JSON Schema](schemas/config.schema.json), which",
+        "`osmosis config schema` prints too, when its first line is `#:schema ./config.schema.json`.",
     ]
     for name, table in TABLES.items():
         lines += ["", f"## [{name}]", "", table.__doc__ or "", "", "| key | type | default | meaning |"]
