@@ -114,7 +114,7 @@ def signed(difference: Difference) -> str:
     """+0.590 [+0.505, +0.665]"""
     estimate = difference.estimate
     if estimate.low is None or estimate.high is None:
-        return f"{estimate.mean:+.3f} [one row: no interval]"
+        return f"{estimate.mean:+.3f} [{estimate.why_no_interval}]"
     return f"{estimate.mean:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 

@@ -18,11 +18,15 @@ from numpy.typing import NDArray
 from osmosis_ai.errors import UsageError
 
 Rewards = Mapping[int, Sequence[float]]  # row index -> the reward of each attempt at it
-Method = Literal["exact", "bootstrap", "none"]
+Method = Literal["exact", "bootstrap", "alike", "none"]
 Floats = NDArray[np.float64]
+Bounds = tuple[float, float]  # the lowest and the highest value there is
+
+UNIT = (0.0, 1.0)
 
 RESAMPLES = 10_000
 BLOCK = 2_000_000  # random row numbers held at once
+ROUNDING = 1e-12  # values that differ by less are one and the same: 0.3 - 0.1 and 0.2 - 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,10 @@ class Estimate:
     """A mean over rows and the interval that holds the true one, with probability `confidence`.
 
     "exact" is Clopper-Pearson (Biometrika 26, 1934), "bootstrap" the percentile interval over resampled rows
-    (Efron 1979), "none" means that a single row says nothing about other rows: low and high are None.
+    (Efron 1979). "alike": all rows have one and the same value, so there is nothing to resample, and the
+    interval is as far as the rows that may differ unseen could move the mean (`_alike`). "none": low and high
+    are None, because a single row says nothing about other rows, or because rows that are alike have rewards
+    outside of 0 to 1, whose bounds nobody knows.
     """
 
     mean: float
@@ -43,8 +50,13 @@ class Estimate:
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
-            return f"{self.mean:.3f} [one row: no interval]"
+            return f"{self.mean:.3f} [{self.why_no_interval}]"
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    @property
+    def why_no_interval(self) -> str:
+        """In words, where low and high are None."""
+        return "one row: no interval" if self.num_rows == 1 else "all rows alike: no interval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +94,7 @@ def mean_reward(rewards: Rewards, *, confidence: float = 0.95, seed: int = 0) ->
     """
     _check(rewards, confidence)
     means = np.array([sum(attempts) / len(attempts) for attempts in rewards.values()])
-    return _estimate(means, _num_attempts(rewards), confidence, seed)
+    return _estimate(means, _bounds(rewards), _num_attempts(rewards), confidence, seed)
 
 
 def pass_rates(
@@ -104,9 +116,8 @@ def pass_rates(
     at = np.array([1.0 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts])
     hat = np.array([math.comb(c, k) / math.comb(n, k) for n, c in counts])
     num = _num_attempts(rewards)
-    return PassEstimate(
-        k, _estimate(at, num, confidence, seed), _estimate(hat, num, confidence, seed), threshold
-    )
+    at_estimate, hat_estimate = (_estimate(rates, UNIT, num, confidence, seed) for rates in (at, hat))
+    return PassEstimate(k, at_estimate, hat_estimate, threshold)
 
 
 def paired_difference(
@@ -122,8 +133,9 @@ def paired_difference(
     after = np.array([sum(second[row]) / len(second[row]) for row in shared])
     change = after - before
     num = sum(len(first[row]) + len(second[row]) for row in shared)
+    bounds = (-1.0, 1.0) if _bounds(first) and _bounds(second) else None
     return Difference(
-        estimate=_change(before, after, num, confidence, seed),
+        estimate=_resampled(change, bounds, num, confidence, seed),
         mean_first=float(before.mean()),
         mean_second=float(after.mean()),
         rows_better=int((change > 0).sum()),
@@ -167,30 +179,52 @@ def _num_attempts(rewards: Rewards) -> int:
     return sum(len(attempts) for attempts in rewards.values())
 
 
-def _estimate(values: Floats, num_attempts: int, confidence: float, seed: int) -> Estimate:
+def _bounds(rewards: Rewards) -> Bounds | None:
+    """What a reward can be: 0 to 1 where all are in there, else nobody knows."""
+    seen = [reward for attempts in rewards.values() for reward in attempts]
+    return UNIT if min(seen) >= 0.0 and max(seen) <= 1.0 else None
+
+
+def _estimate(
+    values: Floats, bounds: Bounds | None, num_attempts: int, confidence: float, seed: int
+) -> Estimate:
     """One value per row. Rows that are all 0 or 1 are coin flips, for which the exact interval is known.
 
     It also holds where the bootstrap fails: 20 of 20 passed is not [1, 1] but [0.832, 1].
     """
-    if not np.isin(values, (0.0, 1.0)).all():
-        return _bootstrap(values, num_attempts, confidence, seed)
+    if bounds is None or not np.isin(values, (0.0, 1.0)).all():
+        return _resampled(values, bounds, num_attempts, confidence, seed)
     passed, total = int(values.sum()), len(values)
     low, high = exact_interval(passed, total, confidence)
     return Estimate(passed / total, low, high, "exact", total, num_attempts, confidence)
 
 
-def _change(before: Floats, after: Floats, num_attempts: int, confidence: float, seed: int) -> Estimate:
-    """The mean of after - before; exact where every row went the same way between 0 and 1.
+def _resampled(
+    values: Floats, bounds: Bounds | None, num_attempts: int, confidence: float, seed: int
+) -> Estimate:
+    """The bootstrap, where there is something to resample."""
+    if len(values) > 1 and np.ptp(values) <= ROUNDING:
+        return _alike(values, bounds, num_attempts, confidence)
+    return _bootstrap(values, num_attempts, confidence, seed)
 
-    There the bootstrap would be a point: 5 rows that all went from 0 to 1 are not [1, 1] but [0.478, 1].
+
+def _alike(values: Floats, bounds: Bounds | None, num_attempts: int, confidence: float) -> Estimate:
+    """All n rows have the value v, which is not the certainty that a resampling makes of it.
+
+    Up to a share q of all rows may have another value and still leave n draws without one: q is the upper
+    Clopper-Pearson bound for 0 of n. At worst these all have the lowest or the highest value there is.
+
+    20 rows of 0.5, from 0 to 1:       q = 0.168, [0.5 - q * 0.5, 0.5 + q * 0.5] = [0.416, 0.584]
+    6 rows from 0 to 1, a change of 1: q = 0.459, [1 - q * 2, 1] = [0.081, 1]; of 5 rows, [-0.044, 1]
+
+    The last line is where McNemar's exact test has p = 0.031 and 0.063: the two always agree.
     """
-    change, total = after - before, len(before)
-    same_way = np.ptp(change) == 0 and np.isin(np.concatenate((before, after)), (0.0, 1.0)).all()
-    if not same_way:
-        return _bootstrap(change, num_attempts, confidence, seed)
-    mean, reach = float(change[0]), exact_interval(0, total, confidence)[1]
-    low, high = max(-1.0, mean - reach), min(1.0, mean + reach)
-    return Estimate(mean, low, high, "exact", total, num_attempts, confidence)
+    value, total = float(values[0]), len(values)
+    if bounds is None:
+        return Estimate(value, None, None, "none", total, num_attempts, confidence)
+    share = exact_interval(0, total, confidence)[1]
+    low, high = (value + share * (bound - value) for bound in bounds)
+    return Estimate(value, low, high, "alike", total, num_attempts, confidence)
 
 
 def _bootstrap(values: Floats, num_attempts: int, confidence: float, seed: int) -> Estimate:

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from osmosis_ai.errors import UsageError
+from osmosis_ai.eval.compare import mcnemar_p_value
 from osmosis_ai.eval.statistics import Estimate, exact_interval, mean_reward, paired_difference, pass_rates
 
 
@@ -112,6 +113,23 @@ def test_one_row_has_a_mean_and_no_interval():
     assert str(mean_reward(by_row([0.5, 1.0]))) == "0.750 [one row: no interval]"
 
 
+def test_rows_that_are_all_alike_between_0_and_1_give_no_point():
+    """At most 1 - 0.025 ** (1/20) = 0.1684 of the rows may differ, and be 0 or 1."""
+    estimate = mean_reward({row: [0.5] for row in range(20)})
+    assert (estimate.mean, estimate.method) == (0.5, "alike")
+    assert (estimate.low, estimate.high) == pytest.approx((0.5 - 0.0842, 0.5 + 0.0842), abs=1e-4)
+    halves = pass_rates({row: [1.0, 0.0] for row in range(20)}, 1)  # every row passes every other time
+    assert (halves.at.low, halves.at.high) == pytest.approx((0.4158, 0.5842), abs=1e-4)
+
+
+def test_rows_that_are_all_alike_outside_of_0_to_1_have_no_interval():
+    estimate = mean_reward({row: [-2.5] for row in range(20)})
+    assert (estimate.low, estimate.high, estimate.method) == (None, None, "none")
+    assert str(estimate) == "-2.500 [all rows alike: no interval]"
+    zeros = mean_reward({row: [-1.0, 1.0] for row in range(20)})  # means of 0 that are no coin flips
+    assert str(zeros) == "0.000 [all rows alike: no interval]"
+
+
 # --- pass@k
 
 
@@ -169,12 +187,31 @@ def test_a_small_but_steady_difference_is_clear_although_rows_differ_widely():
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "low", "high"), [(0, 1, 0.478, 1), (1, 0, -1, -0.478), (1, 1, -0.522, 0.522)]
+    ("rows", "before", "after", "low", "high"),
+    [  # 1 - 0.025 ** (1 / rows) of the rows may differ unseen: 0.459 of 6, 0.522 of 5
+        (6, 0, 1, 0.081, 1),
+        (5, 0, 1, -0.044, 1),
+        (5, 1, 0, -1, 0.044),
+        (5, 1, 1, -0.522, 0.522),
+        (5, 0.25, 0.5, 0.25 - 0.522 * 1.25, 0.25 + 0.522 * 0.75),
+    ],
 )
-def test_rows_that_all_went_the_same_way_give_no_point(before, after, low, high):
-    found = paired_difference({row: [before] for row in range(5)}, {row: [after] for row in range(5)})
-    assert found.estimate.mean == after - before
+def test_rows_that_all_went_the_same_way_give_no_point(rows, before, after, low, high):
+    found = paired_difference({r: [before] for r in range(rows)}, {r: [after] for r in range(rows)})
+    assert (found.estimate.mean, found.estimate.method) == (after - before, "alike")
     assert (found.estimate.low, found.estimate.high) == pytest.approx((low, high), abs=1e-3)
+
+
+@pytest.mark.parametrize("rows", [4, 5, 6, 7])
+def test_rows_that_all_flipped_are_as_clear_as_mcnemars_test_says(rows):
+    found = paired_difference({r: [0.0] for r in range(rows)}, {r: [1.0] for r in range(rows)})
+    assert found.is_clear == (mcnemar_p_value(0, rows) < 0.05)
+
+
+def test_a_steady_change_is_no_point_for_a_rounding_error():
+    """0.3 - 0.2 and 0.2 - 0.1 differ in the last bit."""
+    found = paired_difference({0: [0.2], 1: [0.1]}, {0: [0.3], 1: [0.2]})
+    assert found.estimate.method == "alike"
 
 
 def test_runs_without_a_shared_row_cannot_be_compared():

@@ -189,7 +189,7 @@ def _mean_name(run: StoredRun) -> str:
 
 def _interval(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
-        return "one row: no interval"
+        return estimate.why_no_interval
     return f"{estimate.low:.3f} to {estimate.high:.3f} ({estimate.confidence:.0%}, {estimate.method})"
 
 
