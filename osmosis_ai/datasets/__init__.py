@@ -1,5 +1,6 @@
-"""JSON Lines and CSV files -> rows."""
+"""JSON Lines, CSV, Parquet and JSON files -> rows."""
 
-from osmosis_ai.datasets.files import dataset_fingerprint, load_rows
+from osmosis_ai.datasets.files import Dataset, dataset_fingerprint, load_rows, open_dataset
+from osmosis_ai.datasets.selection import Selection
 
-__all__ = ["dataset_fingerprint", "load_rows"]
+__all__ = ["Dataset", "Selection", "dataset_fingerprint", "load_rows", "open_dataset"]

@@ -25,7 +25,8 @@ def to_row(columns: dict[str, Any], index: int, *, from_text: bool) -> Row | Fin
     known, extra = _split(columns, problems)
     if from_text:
         known = {name: value for name, value in known.items() if value != ""}
-        known["metadata"] = _parse_metadata(known.get("metadata"), problems)
+    if isinstance(known.get("metadata"), str):  # an object as JSON text: the way of CSV, and of many exports
+        known["metadata"] = _parse_metadata(known["metadata"], problems)
     prompt = _prompt(known, columns, problems)
     label = _label(known, problems)
     metadata = _metadata(known.get("metadata"), extra, problems)
@@ -84,9 +85,7 @@ def _label(known: dict[str, Any], problems: list[str]) -> str | None:
     return str(known[given[0]]) if given and not problems else None
 
 
-def _parse_metadata(text: str | None, problems: list[str]) -> Any:
-    if text is None:
-        return None
+def _parse_metadata(text: str, problems: list[str]) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:

@@ -2,10 +2,15 @@
 
 import hashlib
 import json
+import random
+import tracemalloc
+from datetime import datetime
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
-from osmosis_ai.datasets import dataset_fingerprint, load_rows
+from osmosis_ai.datasets import Selection, dataset_fingerprint, load_rows, open_dataset
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.types import Row
 
@@ -83,7 +88,7 @@ def test_limit_and_offset_take_a_window_that_alone_is_checked(write):
     assert [row.index for row in load_rows(path, offset=1, limit=2)] == [1, 2]
     assert [row.prompt[0]["content"] for row in load_rows(path, offset=3, limit=2)] == ["q3", "q4"]
     assert findings(path, offset=6) == [" has 6 rows, so none is left after offset 6"]
-    assert findings(path, limit=0) == [": limit must be at least 1 and offset at least 0, got 0 and 0"]
+    assert findings(path, limit=0) == ["limit must be at least 1 and offset at least 0, got 0 and 0"]
 
 
 def test_a_csv_field_may_be_long(write):
@@ -95,7 +100,90 @@ def test_the_fingerprint_is_the_sha256_of_the_file(write):
     assert dataset_fingerprint(path) == hashlib.sha256(b'{"user_prompt": "a"}\n').hexdigest()
 
 
+def test_json_and_parquet_give_the_rows_that_jsonl_gives(write, tmp_path):
+    items = [
+        {"user_prompt": "a", "ground_truth": 12, "metadata": {"k": [1]}, "level": "easy"},
+        {"user_prompt": "b", "ground_truth": 13, "metadata": {"k": [2, 3]}, "level": "hard"},
+    ]
+    rows = load_rows(write(jsonl(*items)))
+    assert rows[1] == Row(1, [user("b")], "13", {"k": [2, 3], "level": "hard"})
+    assert load_rows(write(json.dumps(items), "a.json")) == rows
+    parquet.write_table(pyarrow.Table.from_pylist(items), tmp_path / "a.parquet")
+    assert load_rows(tmp_path / "a.parquet") == rows
+
+
+def test_metadata_may_be_json_text_in_any_format(write):
+    path = write(jsonl({"user_prompt": "a", "metadata": '{"k": 1}'}))
+    assert load_rows(path)[0].metadata == {"k": 1}
+
+
+# --- selection
+
+
+def numbered(write, count):
+    return write(jsonl(*({"user_prompt": f"q{i}"} for i in range(count))))
+
+
+@pytest.mark.parametrize(
+    ("selection", "indices"),
+    [
+        (Selection(rows="7,3, 4-5,4"), [3, 4, 5, 7]),
+        (Selection(offset=2, limit=3), [2, 3, 4]),
+        (Selection(sample=99), list(range(12))),
+        (Selection(sample=3, seed=1), sorted(random.Random(1).sample(range(12), 3))),
+        (Selection(offset=2, limit=8, sample=8), list(range(2, 10))),
+    ],
+)
+def test_a_selection_names_rows_by_their_place_in_the_file(write, selection, indices):
+    dataset = open_dataset(numbered(write, 12), selection)
+    assert len(dataset) == len(indices)
+    assert [(row.index, row.prompt[0]["content"]) for row in dataset] == [(i, f"q{i}") for i in indices]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rows": "1,x"}, "rows '1,x': 'x' is not a row or a range; write 3,7,10-20"),
+        ({"rows": "5-3"}, "rows '5-3': the range '5-3' runs backwards"),
+        ({"rows": "2-12"}, "/train.jsonl has the rows 0 to 11; there is no row 12"),
+        ({"rows": "1", "limit": 2}, "rows names the rows one by one: leave out limit, offset and sample"),
+        ({"sample": 0}, "sample must be at least 1, got 0"),
+    ],
+)
+def test_a_selection_that_cannot_be_is_refused(write, tmp_path, given, message):
+    with pytest.raises(DatasetError) as caught:
+        open_dataset(numbered(write, 12), Selection(**given))
+    assert str(caught.value).removeprefix(str(tmp_path)) == message
+
+
+def test_a_large_file_is_streamed(write):
+    path = write("".join(f'{{"user_prompt": "{i} {"x" * 1000}"}}\n' for i in range(20_000)))  # 20 MB
+    tracemalloc.start()
+    try:
+        assert sum(row.index for row in open_dataset(path)) == sum(range(20_000))
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_shrinks_during_a_run_is_noticed(write):
+    path = numbered(write, 4)
+    dataset = open_dataset(path)
+    numbered(write, 1)
+    with pytest.raises(DatasetError, match="has lost rows since the run began: row 1 is not there"):
+        list(dataset)
+
+
 # --- bad files
+
+
+def test_parquet_values_that_json_cannot_hold_are_named(tmp_path):
+    items = [{"user_prompt": "a", "when": datetime(2026, 1, 2), "x": float("nan")}]
+    parquet.write_table(pyarrow.Table.from_pylist(items), tmp_path / "a.parquet")
+    assert findings(tmp_path / "a.parquet") == [
+        ":1: column 'when' holds what JSON cannot (datetime); convert it to text or a number",
+        ":1: column 'x' holds what JSON cannot (nan); convert it to text or a number",
+    ]
 
 
 def test_everything_wrong_is_said_at_once_with_file_and_line(write):
@@ -115,9 +203,9 @@ def test_everything_wrong_is_said_at_once_with_file_and_line(write):
         b'{"user_prompt": null}\n'
     )
     assert findings(path) == [
+        ":2: metadata must be a JSON object: Expecting value: line 1 column 1 (char 0)",
         ":2: user_prompt must be a string, got the number 3",
         ":2: ground_truth must be a string or a number, got a list",
-        ":2: metadata must be an object, got a string",
         ":4: not JSON: Expecting ',' delimiter at column 20",
         ":5: not UTF-8: byte 0xe9 at byte 21 of the line",
         ':6: a row must be a JSON object, got ["user_prompt"]',
@@ -181,11 +269,14 @@ def test_a_missing_file_suggests_the_nearest(write, tmp_path):
 
 
 def test_other_formats_and_folders_are_refused(write, tmp_path):
-    for name, suffix in (("a.parquet", ".parquet"), ("a.json", ".json"), ("a", "a name without suffix")):
+    for name, suffix in (("a.txt", ".txt"), ("a", "a name without suffix")):
         assert findings(write("", name)) == [
-            ": datasets are .jsonl (one JSON object per line) and .csv (with a header line); "
-            f"{suffix} is not read"
+            ": datasets are .jsonl (one JSON object per line), .csv (with a header line), .parquet and .json "
+            f"(an array of objects); {suffix} is not read"
         ]
+    assert findings(write("[", "a.json"))[0].startswith(": not JSON: Expecting value")
+    assert findings(write("{}", "a.json")) == [": a .json dataset is an array of objects, got {}"]
+    assert findings(write("PAR1", "a.parquet"))[0].startswith(": not Parquet that can be read: ")
     (tmp_path / "folder.jsonl").mkdir()
     (message,) = findings(tmp_path / "folder.jsonl")
     assert message.endswith("folder.jsonl: Is a directory")
