@@ -82,9 +82,12 @@ class RolloutTable(Table):
 class DatasetTable(Table):
     """The rows."""
 
-    path: str = Field(description="JSONL or CSV file, relative to the config file.")
+    path: str = Field(description="JSONL, CSV, Parquet or JSON file, relative to the config file.")
     limit: int | None = Field(None, ge=1, description="Use at most this many rows.")
     offset: int = Field(0, ge=0, description="Skip this many rows first.")
+    rows: str = Field("", description='Use these rows only, counted from 0: "3,7,10-20".')
+    sample: int | None = Field(None, ge=1, description="Use this many of the rows, drawn at random.")
+    seed: int = Field(0, description="Of the draw: the same seed draws the same rows.")
 
 
 class LlmTable(Table):

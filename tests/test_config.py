@@ -27,7 +27,7 @@ KEYS = {
     "run": "name seed",
     "rollout": "entrypoint url api_key_env protocol grader_entrypoint gateway_host workflow grader "
     "max_concurrent agent_timeout_seconds grader_timeout_seconds retries",
-    "dataset": "path limit offset",
+    "dataset": "path limit offset rows sample seed",
     "llm": "model base_url api_key_env script timeout_seconds retries "
     "input_price output_price cached_input_price",
     "policy": "path adapter lora_rank dtype device max_requests deterministic",

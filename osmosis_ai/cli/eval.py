@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from osmosis_ai.cli.display import Display, EvalProgress, first_line
-from osmosis_ai.cli.options import config_options, read_config, run_async, workspace_at
+from osmosis_ai.cli.options import config_options, read_config, run_async, selection_options, workspace_at
 from osmosis_ai.config import Config
 from osmosis_ai.controller.opening import OpenRun, leftovers, open_rollouts, open_run
 from osmosis_ai.errors import InfrastructureError, OsmosisError
@@ -22,10 +22,17 @@ from osmosis_ai.types import RETRIED, Rollout
 PARTIAL = 5
 
 
-@click.command(epilog="Example: osmosis eval run examples/calculator/record.toml --set dataset.limit=20")
+@click.command(epilog="Example: osmosis eval run examples/calculator/record.toml --limit 20")
+@selection_options
 @config_options
 def run(
-    config: Path, name: str | None, settings: tuple[str, ...], fresh: bool, workspace: Path, as_json: bool
+    config: Path,
+    name: str | None,
+    settings: tuple[str, ...],
+    fresh: bool,
+    workspace: Path,
+    as_json: bool,
+    **selection: Any,
 ) -> None:
     """Run the workflow of CONFIG on every row and report the rewards.
 
@@ -35,7 +42,7 @@ def run(
     """
     display = Display(as_json=as_json)
     report = run_async(
-        _evaluate(read_config(config, name, settings), workspace_at(workspace), fresh, display)
+        _evaluate(read_config(config, name, settings, selection), workspace_at(workspace), fresh, display)
     )
     sys.exit(exit_code(report))
 

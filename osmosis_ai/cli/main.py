@@ -19,6 +19,13 @@ COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
     "validate": ("Check an agent loop or workflow.", "osmosis_ai.cli.validate:validate"),
     "test": ("Run an agent loop or workflow on a dataset, step by step too.", "osmosis_ai.cli.test:test"),
     "serve": ("Serve an agent loop or workflow over HTTP.", "osmosis_ai.cli.serve:serve"),
+    "dataset": (
+        "Look at a dataset.",
+        {
+            "validate": ("osmosis_ai.cli.dataset:validate", "Say everything that is wrong with a file."),
+            "preview": ("osmosis_ai.cli.dataset:preview", "Rows, as a workflow and its grader get them."),
+        },
+    ),
     "policy": (
         "Make a policy.",
         {"new": ("osmosis_ai.cli.policy:new", "Make a small policy with random weights.")},

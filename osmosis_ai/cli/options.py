@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tomllib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +40,21 @@ SET = click.option(
 )
 
 
+SELECTION = (
+    click.option("--rows", metavar="3,7,10-20", help="These rows only, counted from 0."),
+    click.option("--limit", type=click.IntRange(1), help="At most so many rows."),
+    click.option("--sample", type=click.IntRange(1), metavar="N", help="N rows, drawn at random."),
+    click.option("--seed", type=int, help="Of --sample: the same seed draws the same rows."),
+)
+
+
+def selection_options(command: F) -> F:
+    """--rows, --limit, --sample and --seed: keys of [dataset], for `read_config` as `selection`."""
+    for option in reversed(SELECTION):
+        command = option(command)
+    return command
+
+
 def config_options(command: F) -> F:
     """CONFIG, --name, --set, --fresh, --workspace and --json."""
     for option in (JSON, WORKSPACE, FRESH, SET, NAME, CONFIG):
@@ -47,8 +62,15 @@ def config_options(command: F) -> F:
     return command
 
 
-def read_config(path: Path, name: str | None, settings: tuple[str, ...]) -> Config:
+def read_config(
+    path: Path, name: str | None, settings: tuple[str, ...], selection: Mapping[str, Any] | None = None
+) -> Config:
+    """The configuration, with what the options say of it. Raises ConfigError, UsageError."""
     overrides: dict[str, Any] = dict(setting(text) for text in settings)
+    chosen = {key: value for key, value in (selection or {}).items() if value is not None}
+    if "seed" in chosen and "sample" not in chosen:
+        raise UsageError("--seed is the seed of --sample N, which is not given")
+    overrides |= {f"dataset.{key}": value for key, value in chosen.items()}
     if name is not None:
         overrides["run.name"] = name
     return load_config(path, overrides)

@@ -186,7 +186,8 @@ async def _step(config: Config, be_the_model: bool) -> list[Rollout]:
                 through=None if be_the_model else lambda target: SteppedTarget(target, steps),
             ) as parts,
         ):
-            terminal.say(f"row {parts.rows[0].index}")
+            row = next(iter(parts.rows))
+            terminal.say(f"row {row.index}")
             working = asyncio.create_task(evaluate(parts.dispatcher, run.run_id, parts.rows, 1, []))
             leaving = asyncio.create_task(steps.left.wait())
             await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -196,7 +197,7 @@ async def _step(config: Config, be_the_model: bool) -> list[Rollout]:
                 await asyncio.wait((working,))
                 raise KeyboardInterrupt
             rollouts = working.result()
-            await steps.ended(result_lines(rollouts[0], parts.rows[0]))
+            await steps.ended(result_lines(rollouts[0], row))
             return rollouts
 
 

@@ -48,14 +48,13 @@ def run_identity(config: Config, kind: RunKind, workspace: Workspace) -> dict[st
     identity: dict[str, Any] = {
         "seed": config.run.seed,
         "dataset": dataset_fingerprint(config.resolve(config.dataset.path))[:16],
-        "dataset.limit": config.dataset.limit,
-        "dataset.offset": config.dataset.offset,
         "model": _model_identity(config, workspace),
     }
     identity |= _code_identity(config)
     identity |= {f"sampling.{k}": v for k, v in config.sampling.model_dump().items()}
     identity |= {f"workflow.{k}": repr(v) for k, v in config.workflow.items()}
-    if kind == "train":
+    if kind == "train":  # an eval may go on with other rows: each has its own result
+        identity |= {f"dataset.{k}": v for k, v in config.dataset.model_dump().items() if k != "path"}
         train = config.train.model_dump()
         free = FREE_TRAIN_KEYS | ({"steps"} if config.train.final_learning_rate == 1.0 else set())
         identity |= {f"train.{k}": v for k, v in train.items() if k not in free}

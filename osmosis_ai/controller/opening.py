@@ -25,7 +25,7 @@ from osmosis_ai.controller.identity import refuse_changes, run_identity
 from osmosis_ai.controller.remote import Address, check_reachable, connect
 from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.controller.user_server import UserCode, UserServer
-from osmosis_ai.datasets import load_rows
+from osmosis_ai.datasets import Dataset, Selection, open_dataset
 from osmosis_ai.engine.base import Engine, EngineInfo, EngineSpec
 from osmosis_ai.errors import OsmosisError, StoreError, UsageError
 from osmosis_ai.gateway.app import Gateway
@@ -38,7 +38,7 @@ from osmosis_ai.store.base import RolloutFilter, RunKind, RunRecord, RunState, S
 from osmosis_ai.store.lock import RunLock
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.store.workspace import Workspace, numbered
-from osmosis_ai.types import Rollout, Row
+from osmosis_ai.types import Rollout
 
 Notify = Callable[[str], None]
 
@@ -123,16 +123,17 @@ class Rollouts:
     """What runs rollouts: the user's server, the gateway, and who answers behind it."""
 
     dispatcher: Dispatcher
-    rows: list[Row]
+    rows: Dataset
     engine: Engine | None
     info: EngineInfo | None
     provider: Provider | None  # None: the policy answers
 
 
-def read_rows(config: Config) -> list[Row]:
-    """The rows that the config selects. Raises DatasetError."""
-    path = config.resolve(config.dataset.path)
-    return load_rows(path, limit=config.dataset.limit, offset=config.dataset.offset)
+def read_rows(config: Config) -> Dataset:
+    """The rows that the config selects, checked. Raises DatasetError."""
+    table = config.dataset
+    selection = Selection(table.limit, table.offset, table.rows, table.sample, table.seed)
+    return open_dataset(config.resolve(table.path), selection)
 
 
 @asynccontextmanager

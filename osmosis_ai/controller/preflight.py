@@ -19,7 +19,7 @@ from osmosis_ai.config import Config, load_config
 from osmosis_ai.controller.opening import from_environment, open_provider, read_rows
 from osmosis_ai.controller.remote import Address, check_reachable, connect
 from osmosis_ai.controller.training import refuse_other_distributions
-from osmosis_ai.datasets import load_rows
+from osmosis_ai.datasets import open_dataset
 from osmosis_ai.errors import ConfigError, OsmosisError
 from osmosis_ai.store.workspace import Workspace
 
@@ -80,7 +80,7 @@ async def _of_half_a_config(path: Path) -> list[Finding]:
     if isinstance(rollout, dict) and isinstance(entrypoint := rollout.get("entrypoint"), str):
         findings += await _validated([_absolute(path, entrypoint)])
     if isinstance(dataset, dict) and isinstance(data := dataset.get("path"), str):
-        _tried(findings, "DATASET", lambda: load_rows(path.parent / data))
+        _tried(findings, "DATASET", lambda: open_dataset(path.parent / data))
     return findings
 
 

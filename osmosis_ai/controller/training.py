@@ -96,7 +96,7 @@ async def _reinforce(run: OpenRun, hooks: Hooks) -> Path:
         hooks.on_start(last_step, config.train.steps)
         training = Training(
             run_id=run.run_id,
-            rows=parts.rows,
+            rows=list(parts.rows),
             settings=train_settings(run, parts.info),
             engine=parts.engine,
             collect=parts.dispatcher.groups,

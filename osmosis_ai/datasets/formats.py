@@ -17,7 +17,7 @@ from typing import Any
 from osmosis_ai.datasets.columns import Finding
 from osmosis_ai.errors import DatasetError
 
-Item = tuple[int, dict[str, Any] | Finding]  # line (or place in the file) from 1, and columns or what is wrong
+Item = tuple[int, dict[str, Any] | Finding]  # line or place from 1; columns, or what is wrong
 Reader = Callable[[Path], Iterator[Item]]
 
 MAX_FINDINGS = 20
@@ -93,10 +93,11 @@ def csv_items(path: Path) -> Iterator[Item]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             records = _csv_records(csv.reader(file, strict=True))
             first = next(records, None)
-            if first is None or isinstance(first[1], Finding):
-                yield from [] if first is None else [first]  # type: ignore[list-item]
+            number, fields = first or (1, [])
+            if isinstance(fields, Finding):
+                yield number, fields
                 return
-            header = _header(path, first[1])
+            header = _header(path, fields) if first else []
             for number, fields in records:
                 yield number, fields if isinstance(fields, Finding) else _named(header, fields)
     except UnicodeDecodeError:
@@ -178,7 +179,9 @@ def _plain(columns: dict[str, Any]) -> dict[str, Any] | Finding:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             kind = value if isinstance(value, float) else type(value).__name__
-            problems.append(f"column {name!r} holds what JSON cannot ({kind}); convert it to text or a number")
+            problems.append(
+                f"column {name!r} holds what JSON cannot ({kind}); convert it to text or a number"
+            )
     return Finding(problems) if problems else columns
 
 

@@ -29,13 +29,13 @@ class EvalReport:
     branches: dict[str, int]  # reason -> calls that do not continue the latest turn of their sample
 
 
-def places_of(run_id: str, rows: Sequence[Row], attempts: int) -> list[Place]:
+def places_of(run_id: str, rows: Iterable[Row], attempts: int) -> list[Place]:
     """Row by row, attempt by attempt."""
     return [Place(run_id, 0, row, f"r{row.index}", attempt) for row in rows for attempt in range(attempts)]
 
 
 async def evaluate(
-    dispatcher: Dispatcher, run_id: str, rows: Sequence[Row], attempts: int, known: Iterable[Rollout]
+    dispatcher: Dispatcher, run_id: str, rows: Iterable[Row], attempts: int, known: Iterable[Rollout]
 ) -> list[Rollout]:
     """The rollout that counts of every row and attempt, in that order."""
     places = places_of(run_id, rows, attempts)
