@@ -32,7 +32,7 @@ from osmosis_ai.controller.rollout_server import (
     workflow_request,
 )
 from osmosis_ai.errors import InfrastructureError, UsageError
-from osmosis_ai.gateway.identity import DEFAULT_SAMPLE
+from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
 from osmosis_ai.types import ToolSchema
 
 HEALTH_SECONDS = 5.0  # for one answer of /health

@@ -18,7 +18,7 @@ import aiohttp
 
 from osmosis_ai.controller.rollout_server import Order, cancel_at, post, workflow_request
 from osmosis_ai.errors import EntrypointError, InfrastructureError
-from osmosis_ai.gateway.identity import DEFAULT_SAMPLE
+from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
 from osmosis_ai.types import ToolSchema
 
 START_TIMEOUT_SECONDS = 120.0  # importing an agent framework on a busy machine takes seconds

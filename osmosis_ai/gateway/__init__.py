@@ -4,6 +4,8 @@ app.py          Gateway: server, routes, from a request to its attempt
 exchange.py     one call on its way: answer, record, respond
 identity.py     whose call is it: key, headers and path lead to one rollout
 retries.py      READ THIS: when is an equal call a retry, and when a call of its own
+notes.py        what is written beside each turn for a gateway that is started again; restoring.py reads it
+terms.py        what `admit` is told of a rollout
 dialects/       one wire API per file <-> call.py, the one typed call inside
 messages.py     messages in canonical form, and when two of them are the same
 tree.py         READ THIS: which tokens a call's prompt consists of, with a proof

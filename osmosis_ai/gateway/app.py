@@ -18,15 +18,17 @@ from dataclasses import dataclass, replace
 import orjson
 import uvicorn
 
-from osmosis_ai.errors import InfrastructureError
+from osmosis_ai.errors import InfrastructureError, StoreError
 from osmosis_ai.gateway.call import MODEL, MODEL_NAMES, ModelCall, Refusal, SamplingDefaults
 from osmosis_ai.gateway.capture import CallCounts, OpenRollout
 from osmosis_ai.gateway.dialects import COUNTING, DIALECTS, chat
 from osmosis_ai.gateway.dialects.base import Dialect
 from osmosis_ai.gateway.exchange import Exchange
-from osmosis_ai.gateway.identity import DEFAULT_SAMPLE, Admission, Registry
+from osmosis_ai.gateway.identity import Admission, Registry
+from osmosis_ai.gateway.restoring import Restoring
 from osmosis_ai.gateway.retries import Attempt, fingerprint
 from osmosis_ai.gateway.targets import Target
+from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
 from osmosis_ai.gateway.wire import (
     ASGIApp,
     ClientGoneError,
@@ -58,7 +60,8 @@ class Gateway:
         await gateway.stop()
 
     Every call needs the key of an open rollout, so nothing is open to strangers whatever the host.
-    Requests to other paths go to `extra_routes`.
+    Requests to other paths go to `extra_routes`. With `restores`, a name, it also answers the rollouts that
+    were admitted to the gateway of that name in the store, by this process or another: see `restoring.py`.
     """
 
     def __init__(
@@ -68,12 +71,16 @@ class Gateway:
         *,
         extra_routes: ASGIApp | None = None,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        restores: str | None = None,
     ) -> None:
         self._target = target
         self._store = store
         self._extra_routes = extra_routes
         self._heartbeat_seconds = heartbeat_seconds
         self._rollouts = Registry()
+        self._restoring: Restoring | None = None
+        if restores is not None:
+            self._restoring = Restoring(restores, store, target, self._rollouts)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.base_url = ""  # set by `start`
@@ -148,6 +155,14 @@ class Gateway:
         """The tools of the rollout's calls that bring none, from now on."""
         self._rollouts.admission(rollout_id).offer_tools(tools)
 
+    async def restore(self, rollout_id: str) -> None:
+        """Take up a rollout as it stands in the store, if it was admitted to the name that this gateway has.
+
+        Its first call does the same. Raises StoreError.
+        """
+        if self._restoring is not None:
+            await self._restoring.by_rollout(rollout_id)
+
     async def seal(self, rollout_id: str) -> list[Turn]:
         """End the rollout: calls in progress are cancelled, later ones get 409. Its turns, in order.
 
@@ -193,7 +208,12 @@ class Gateway:
             body = await read_body(receive)
             if scope["method"] != "POST":
                 raise Refusal(405, f"use POST, not {scope['method']}", code="method_not_allowed")
+            if self._restoring is not None and (digest := self._rollouts.unknown_key(headers)) is not None:
+                await self._restoring.by_key(digest)
             admission, sample_id = self._rollouts.identify(headers, route.rollout_id)
+        except StoreError as error:
+            refusal = Refusal(503, f"the rollout could not be looked up: {error}", code="store_error")
+            return await send_refusal(send, refusal, route.dialect)
         except Refusal as refusal:
             return await send_refusal(send, refusal, route.dialect)
         except ClientGoneError:

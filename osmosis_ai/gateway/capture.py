@@ -12,7 +12,7 @@ import orjson
 
 from osmosis_ai.errors import MODEL_REFUSALS
 from osmosis_ai.gateway.call import Answer, ModelCall, Refusal, Reply, SamplingDefaults
-from osmosis_ai.gateway.tree import ConversationTree
+from osmosis_ai.gateway.tree import ConversationTree, Placement
 from osmosis_ai.store.base import Store
 from osmosis_ai.types import Message, ToolSchema, Turn
 
@@ -146,6 +146,7 @@ class OpenRollout:
         self._tools: dict[bytes, list[ToolSchema]] = {}  # JSON -> the one copy that all turns share
         self._trees: dict[str, ConversationTree] = {}
         self._calls_of_sample: dict[str, int] = {}
+        self._taken_seeds: set[tuple[str, int]] = set()  # by sample: of calls that an earlier life answered
         self._num_calls = 0
         self._running: set[asyncio.Task[Any]] = set()
         self._writing: set[asyncio.Task[Turn]] = set()
@@ -162,8 +163,10 @@ class OpenRollout:
     def next_seed(self, sample_id: str) -> int:
         """The seed of the sample's next call: the same in every run of the same rollout seed."""
         position = self._calls_of_sample.get(sample_id, 0)
+        while (sample_id, seed := derive_seed(self._seed, sample_id, position)) in self._taken_seeds:
+            position += 1
         self._calls_of_sample[sample_id] = position + 1
-        return derive_seed(self._seed, sample_id, position)
+        return seed
 
     def next_call_id(self) -> str:
         self._num_calls += 1
@@ -212,9 +215,11 @@ class OpenRollout:
         self.counts.failures.pop(sample_id, None)
         self.counts.failures[sample_id] = CallFailure(kind, message)
 
-    async def record(self, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float) -> Reply:
+    async def record(
+        self, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float, note: str
+    ) -> Reply:
         """Give the answer its place, durably. Not interrupted half-way when the call is cancelled."""
-        writing = asyncio.create_task(self._record(sample_id, call, answer, latency_ms))
+        writing = asyncio.create_task(self._record(sample_id, call, answer, latency_ms, note))
         self._writing.add(writing)
         writing.add_done_callback(self._written)
         turn = await asyncio.shield(writing)
@@ -227,17 +232,29 @@ class OpenRollout:
         if not writing.cancelled():
             writing.exception()  # seen: when the call was cancelled meanwhile, there is nobody left to tell
 
-    async def _record(self, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float) -> Turn:
+    async def _record(
+        self, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float, note: str
+    ) -> Turn:
         async with self._recording:
             turn = self._turn(len(self.turns), sample_id, call, answer, latency_ms)
-            await self._store.append_turn(turn)
-            parent = None if turn.parent is None else self.turns[turn.parent]
-            self.turns.append(KeptTurn.of(turn, 0 if parent is None else parent.num_tokens))
-            self._trees[sample_id].add(turn, answer.placement)
-        self._spent_tokens += turn.prompt_tokens + turn.completion_tokens
-        self.counts.answered += 1
+            await self._store.append_turn(turn, note)
+            self._keep(turn, answer.placement)
         self.counts.failures.pop(sample_id, None)
         return turn
+
+    def _keep(self, turn: Turn, placement: Placement) -> None:
+        parent = None if turn.parent is None else self.turns[turn.parent]
+        self.turns.append(KeptTurn.of(turn, 0 if parent is None else parent.num_tokens))
+        self._trees[turn.sample_id].add(turn, placement)
+        self._spent_tokens += turn.prompt_tokens + turn.completion_tokens
+        self.counts.answered += 1
+
+    def take_up(self, turn: Turn, placement: Placement, call_number: int, seeds: list[int]) -> None:
+        """The next turn of an earlier life; its sample has a tree."""
+        turn = replace(turn, tools=self._shared(turn.tools))
+        self._keep(turn, placement)
+        self._num_calls = max(self._num_calls, call_number)
+        self._taken_seeds.update((turn.sample_id, seed) for seed in seeds)
 
     def _turn(self, ordinal: int, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float) -> Turn:
         return Turn(

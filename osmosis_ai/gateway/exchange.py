@@ -18,6 +18,7 @@ from osmosis_ai.errors import EngineError, ProviderError, StoreError
 from osmosis_ai.gateway.call import Answer, ModelCall, Refusal, Reply
 from osmosis_ai.gateway.dialects.base import Dialect
 from osmosis_ai.gateway.identity import Admission
+from osmosis_ai.gateway.notes import write_note
 from osmosis_ai.gateway.retries import Attempt
 from osmosis_ai.gateway.targets import OnText, Target, own_seed
 from osmosis_ai.gateway.texts import Texts
@@ -59,7 +60,7 @@ class Exchange:
             await body.end(events.start() + events.finish(attempt.replies))
         else:
             await send_json(send, 200, self.dialect.plain(attempt.call_id, self.call, attempt.replies))
-        attempt.sent = True
+        self.admission.retries.arrived(attempt)
 
     async def _plain(self, receive: Receive, send: Send) -> None:
         with self._waiting(receive, None) as (work, gone):
@@ -72,7 +73,7 @@ class Exchange:
             else:
                 attempt = self.attempt
                 await send_json(send, 200, self.dialect.plain(attempt.call_id, self.call, outcome))
-                attempt.sent = True
+                self.admission.retries.arrived(attempt)
 
     async def _stream(self, receive: Receive, send: Send) -> None:
         """Nothing is sent before there is something to say, so an early failure has a status of its own."""
@@ -96,7 +97,7 @@ class Exchange:
             outcome = self._outcome(work)
             if not isinstance(outcome, Refusal):
                 await body.end(opening + events.finish(outcome))
-                self.attempt.sent = True
+                self.admission.retries.arrived(self.attempt)
             elif body.started:
                 await body.end(events.error(outcome))
             else:
@@ -114,13 +115,15 @@ class Exchange:
 
     async def _work(self, texts: Texts | None) -> list[Reply]:
         """Answer and record: the part that a disconnect or the end of the rollout cancels."""
-        attempt, rollout, call = self.attempt, self.admission.rollout, self.call
+        attempt, call = self.attempt, self.call
+        rollout, retries = self.admission.rollout, self.admission.retries
         answers = await self._answers(texts)
         attempt.recording = True
         latency_ms = (time.perf_counter() - self.started) * 1000
         for answer in answers:
-            reply = await rollout.record(self.sample_id, call, answer, latency_ms)
-            self.admission.retries.recorded(attempt, reply)
+            note = write_note(attempt, call, answer.placement, retries.newly_arrived())
+            reply = await rollout.record(self.sample_id, call, answer, latency_ms, note)
+            retries.recorded(attempt, reply)
         if call.continuable:
             self.admission.keep(attempt.call_id, call, attempt.replies[0])
         return attempt.replies

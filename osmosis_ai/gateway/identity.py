@@ -18,12 +18,12 @@ from hashlib import sha256
 from osmosis_ai.gateway.call import ModelCall, Refusal, Reply
 from osmosis_ai.gateway.capture import OpenRollout
 from osmosis_ai.gateway.retries import Retries
+from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
 from osmosis_ai.types import Message, ToolSchema
 
 REMEMBERED = 10_000  # ended rollouts, for clear answers to late calls
 WITH_TURNS = 256  # of these, the latest that may keep their turns, for who asks for them again
 KEPT_TOKENS = 2_000_000  # that they keep together: at most 24 MB, and the messages
-DEFAULT_SAMPLE = "main"  # of a call that names no sample
 MAX_SAMPLE_ID = 256  # characters
 
 
@@ -97,17 +97,31 @@ class Registry:
         awaits_tools: bool = False,
     ) -> str:
         """A new key for the rollout. With `awaits_tools` calls without tools wait for `offer_tools`."""
-        if rollout.rollout_id in self._by_id:
+        if self.knows(rollout.rollout_id):
             raise ValueError(f"rollout {rollout.rollout_id} has been admitted already")
-        key = secrets.token_urlsafe(32)
-        digest = sha256(key.encode()).digest()
+        key, digest = new_key()
         expires_at = None if expires_seconds is None else time.monotonic() + expires_seconds
         tools = asyncio.get_running_loop().create_future() if awaits_tools else None
         admission = Admission(
             rollout, digest, expires_at, default_sample=default_sample, alias=alias, tools=tools
         )
-        self._by_key[digest] = self._by_id[rollout.rollout_id] = admission
+        self.add(admission)
         return key
+
+    def add(self, admission: Admission) -> None:
+        """A rollout whose key the agent has."""
+        self._by_key[admission.digest] = self._by_id[admission.rollout.rollout_id] = admission
+
+    def knows(self, rollout_id: str) -> bool:
+        return rollout_id in self._by_id
+
+    def unknown_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """The digest of the call's one key, if no rollout here has it."""
+        keys = _keys(headers)
+        if len(keys) != 1:
+            return None
+        digest = _digest(keys.pop())
+        return None if digest in self._by_key else digest
 
     def get(self, rollout_id: str) -> OpenRollout:
         return self.admission(rollout_id).rollout
@@ -163,7 +177,7 @@ class Registry:
         keys = _keys(headers)
         if len(keys) == 1:
             # Looked up by a hash of the key, so the time says nothing about the key; then compared whole.
-            digest = sha256(keys.pop().encode("utf-8", "surrogateescape")).digest()
+            digest = _digest(keys.pop())
             admission = self._by_key.get(digest)
             if admission is not None and hmac.compare_digest(admission.digest, digest):
                 return admission
@@ -176,6 +190,16 @@ class Registry:
             return admission.rollout.refused(refusal)
         self.strangers[code] = self.strangers.get(code, 0) + 1
         return refusal
+
+
+def new_key() -> tuple[str, bytes]:
+    """A key that nobody guesses, and the digest that it is known by."""
+    key = secrets.token_urlsafe(32)
+    return key, _digest(key)
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 _KEY_PROBLEMS = {

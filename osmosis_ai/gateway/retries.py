@@ -18,8 +18,9 @@ they go to the same sample of the same rollout, in the same dialect, with the sa
 4. Everything else is a new call with a seed of its own: an equal request without such a header while another
    is being worked on, or after its answer was sent. So an agent that asks twice for two candidates gets two.
 
-What is not known any more (`WINDOW_SECONDS` old, or one of more than `MAX_ATTEMPTS`, or from before a restart
-of the gateway) is a new call. A rollout that has ended answers nothing, retries included.
+What is not known any more (`WINDOW_SECONDS` old, or one of more than `MAX_ATTEMPTS`) is a new call. A rollout
+that has ended answers nothing, retries included. All of this outlives a restart of the gateway, by the notes
+in the store (`notes.py`); an answer of which nobody knows whether it was sent counts as not sent.
 
     request                                   first answer is ...        the request is
     equal, no header                          sent                       a new call
@@ -37,7 +38,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -97,6 +98,7 @@ class Retries:
         self._by_request: dict[bytes, list[Attempt]] = {}
         self._by_key: dict[bytes, Attempt] = {}
         self._by_ordinal: dict[int, Attempt] = {}
+        self._arrived: list[int] = []  # turns whose answers have, since `newly_arrived` was asked
 
     def find(self, request: bytes, headers: Mapping[bytes, bytes], sample_id: str) -> Attempt | None:
         """The call that this request asks for again; None: a new one. Raises Refusal."""
@@ -131,12 +133,16 @@ class Retries:
         attempt = Attempt(call_id, request, seeds, self._clock(), _key(headers, sample_id))
         while self._attempts and self._is_over(self._attempts[0]):
             self._forget(self._attempts.popleft())
+        self.add(attempt)
+        return attempt
+
+    def add(self, attempt: Attempt) -> None:
+        """The newest attempt, from now on found."""
         self._attempts.append(attempt)
         if attempt.key is not None:
             self._by_key[attempt.key] = attempt
         else:
-            self._by_request.setdefault(request, []).append(attempt)
-        return attempt
+            self._by_request.setdefault(attempt.request, []).append(attempt)
 
     def recorded(self, attempt: Attempt, reply: Reply) -> None:
         """The attempt has one more reply, whose turn may prove that an earlier one arrived."""
@@ -144,6 +150,22 @@ class Retries:
         self._by_ordinal[reply.turn.ordinal] = attempt
         if reply.turn.parent is not None and (earlier := self._by_ordinal.get(reply.turn.parent)):
             earlier.continued = True
+
+    def arrived(self, attempt: Attempt) -> None:
+        """Its answer went to a client that was there to the end."""
+        attempt.sent = True
+        self._arrived += [reply.turn.ordinal for reply in attempt.replies]
+
+    def newly_arrived(self) -> list[int]:
+        """Turns whose answers have arrived since the last time."""
+        ordinals, self._arrived = self._arrived, []
+        return ordinals
+
+    def have_arrived(self, ordinals: Sequence[int]) -> None:
+        """What `newly_arrived` said in an earlier life."""
+        for ordinal in ordinals:
+            if (attempt := self._by_ordinal.get(ordinal)) is not None:
+                attempt.sent = True
 
     def clear(self) -> None:
         """The rollout has ended."""

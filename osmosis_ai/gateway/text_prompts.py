@@ -52,6 +52,11 @@ class SampleTree(ConversationTree):
                 return self._placed(prompt, self._encoded(prompt), None, "template_not_append_only")
         return self._placed(prompt, self._encoded(prompt), None, self._why_no_text(prompt))
 
+    def placed_text(self, turn: Turn, chain: bytes) -> TextPlacement:
+        """`placed`, for a turn with a raw prompt."""
+        text = turn.messages[0]["content"]
+        return TextPlacement(turn.messages, turn.prompt_ids, turn.parent, None, [], chain, text=text)
+
     def add(self, turn: Turn, placement: Placement) -> None:
         if not isinstance(placement, TextPlacement):
             return super().add(turn, placement)
@@ -84,10 +89,7 @@ class SampleTree(ConversationTree):
         renderer = self._text_renderer
         if renderer is None:
             return str(turn.response["content"])
-        ids = turn.completion_ids
-        ended = bool(ids) and turn.finish_reason == "stop"
-        ended = ended and renderer.special_id(renderer.decode(ids[-1:])) == ids[-1]
-        return renderer.decode(ids[:-1] if ended else ids)
+        return renderer.decode(self.shown_ids(turn))
 
     def _why_no_text(self, prompt: str) -> BranchReason | None:
         if not self._prompts:

@@ -199,6 +199,35 @@ class ConversationTree:
         self._asked.add(placement.chain)
         self._longest = max(self._longest, len(turn.messages) + 1)
 
+    def placed(self, turn: Turn, chain: bytes, *, with_text: bool) -> Placement:
+        """What `add` must know of a turn of an earlier life, whose messages had the fingerprint `chain`.
+
+        The text, which is kept of the latest turn of a sample only, is rendered again.
+        """
+        text = ""
+        if with_text and self._renderer is not None:
+            text = self._renderer.render(turn.messages, turn.tools, reply=True)
+        prints = [fingerprint(message) for message in turn.messages]
+        return Placement(turn.messages, turn.prompt_ids, turn.parent, None, prints, chain, rendered=text)
+
+    def token_logprobs(self, turn: Turn) -> list[tuple[str, float]] | None:
+        """(text, log-probability) of each token that the agent is shown of the answer; None: a provider's."""
+        if self._renderer is None:
+            return None
+        shown = self.shown_ids(turn)
+        texts = [self._renderer.decode([token_id]) for token_id in shown]
+        return list(zip(texts, turn.logprobs[: len(shown)], strict=True))
+
+    def shown_ids(self, turn: Turn) -> list[int]:
+        """The answer's tokens without the one that ended it, which the agent is not shown."""
+        ids = turn.completion_ids
+        if self._renderer is None or not ids or turn.finish_reason == "length":
+            return ids
+        if "tokens_after_stop" in turn.sampling:  # a text ended it
+            return ids
+        is_end = self._renderer.special_id(self._renderer.decode(ids[-1:])) == ids[-1]
+        return ids[:-1] if is_end else ids
+
     def _node(self, turn: Turn, rendered: str) -> _Node:
         ids = turn.prompt_ids + turn.completion_ids
         parent = None if turn.parent is None else self._nodes[turn.parent]

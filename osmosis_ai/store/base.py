@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from osmosis_ai.types import Rollout, Sample, Status, Turn
+from osmosis_ai.types import Rollout, Sample, Status, ToolSchema, Turn
 
 RunKind = Literal["eval", "train"]
 RunState = Literal["running", "done", "interrupted", "failed"]
@@ -62,8 +62,45 @@ class RunSummary:
     last_step: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class AdmissionRecord:
+    """A rollout that agents have a key of: what a gateway must know to answer its calls."""
+
+    rollout_id: str
+    key_digest: bytes  # SHA-256 of the key, which is not stored
+    gateway: str  # the one that answers, of those that share the store
+    terms: dict[str, Any]  # JSON, the gateway's own
+    tools: list[ToolSchema] | None = None  # of calls that bring none; None: not known (yet)
+    sealed: bool = False  # no further call counts
+
+
+class Admissions(Protocol):
+    """What a gateway that is started again goes on with. Raises StoreError."""
+
+    async def add(self, record: AdmissionRecord) -> None:
+        """The rollout has been started before; it is admitted once."""
+        ...
+
+    async def offer_tools(self, rollout_id: str, tools: list[ToolSchema]) -> None:
+        """The first offer holds."""
+        ...
+
+    async def seal(self, rollout_id: str) -> None: ...
+
+    async def by_key(self, key_digest: bytes) -> AdmissionRecord | None: ...
+
+    async def by_rollout(self, rollout_id: str) -> AdmissionRecord | None: ...
+
+    async def answered(self, rollout_id: str) -> list[tuple[Turn, dict[str, Any] | None]]:
+        """The rollout's turns in order, each with what `append_turn` was told of its call."""
+        ...
+
+
 class Store(Protocol):
     """Runs, rollouts, turns, samples and steps. Raises StoreError when a write cannot be taken."""
+
+    @property
+    def admissions(self) -> Admissions: ...
 
     async def create_run(self, run: RunRecord) -> None: ...
 
@@ -81,8 +118,8 @@ class Store(Protocol):
         """Record that a rollout is about to run (status RUNNING)."""
         ...
 
-    async def append_turn(self, turn: Turn) -> None:
-        """Record one LLM call.
+    async def append_turn(self, turn: Turn, call: str | None = None) -> None:
+        """Record one LLM call; `call` is JSON, what the gateway wants to know of it after a restart.
 
         Its ordinal must be the rollout's next, its prompt must start with its parent's tokens (see `Turn`),
         its log-probabilities must be float32 values. A rollout that has ended takes no turn: StoreError.

@@ -28,6 +28,7 @@ class PackedTurn:
     prompt_ids: bytes
     completion_ids: bytes
     logprobs: bytes
+    call: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class PackedSample:
     metrics: str
 
 
-def pack_turn(turn: Turn, parent: RecordedTurn | None) -> PackedTurn:
+def pack_turn(turn: Turn, parent: RecordedTurn | None, call: str | None = None) -> PackedTurn:
     name = f"turn {turn.ordinal} of rollout {turn.rollout_id!r}"
     if len(turn.logprobs) != len(turn.completion_ids):
         raise StoreError(
@@ -93,6 +94,7 @@ def pack_turn(turn: Turn, parent: RecordedTurn | None) -> PackedTurn:
             prompt_ids=pack_ids(turn.prompt_ids),
             completion_ids=pack_ids(turn.completion_ids),
             logprobs=pack_logprobs(turn.logprobs),
+            call=call,
         )
     except StoreError as error:
         raise StoreError(f"{name} cannot be stored: {error}") from error
@@ -125,7 +127,7 @@ _TURN = (
 )
 # Adds nothing unless the rollout runs and the turn is its next.
 INSERT_NEXT_TURN = (
-    f"INSERT INTO turn ({_TURN}) SELECT {', '.join(f'?{i}' for i in range(1, 22))} "
+    f"INSERT INTO turn ({_TURN}, call) SELECT {', '.join(f'?{i}' for i in range(1, 23))} "
     "WHERE (SELECT status FROM rollout WHERE rollout_id = ?1) = 'running' "
     "AND (SELECT coalesce(max(ordinal) + 1, 0) FROM turn WHERE rollout_id = ?1) = ?2"
 )

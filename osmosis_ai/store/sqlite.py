@@ -22,6 +22,7 @@ from typing import TypeVar
 import apsw
 
 from osmosis_ai.errors import StoreError
+from osmosis_ai.store.admissions import SqliteAdmissions
 from osmosis_ai.store.base import RolloutFilter, RunRecord, RunState, RunSummary, StepRecord
 from osmosis_ai.store.columns import (
     INSERT_NEXT_TURN,
@@ -61,6 +62,7 @@ class SqliteStore:
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="osmosis-store-read")
         self._local = threading.local()
         self._read_connections: list[apsw.Connection] = []
+        self.admissions = SqliteAdmissions(self._writer.write, self._read)
 
     # --- runs ---------------------------------------------------------------------------------------
 
@@ -142,11 +144,11 @@ class SqliteStore:
 
         await self._writer.write(work)
 
-    async def append_turn(self, turn: Turn) -> None:
+    async def append_turn(self, turn: Turn, call: str | None = None) -> None:
         parent = None
         if turn.parent is not None:
             parent = self._recorded.get(turn.rollout_id, {}).get(turn.parent)
-        packed = pack_turn(turn, parent)
+        packed = pack_turn(turn, parent, call)
         recorded = await self._writer.write(lambda db: self._insert_turn(db, turn, packed, parent))
         # Only what is on disk is remembered, and of each rollout the latest, which most turns continue.
         latest = self._recorded.setdefault(turn.rollout_id, {})
@@ -287,6 +289,7 @@ class SqliteStore:
             turn.model,
             turn.malformed_tool_calls,
             turn.latency_ms,
+            packed.call,
         )
         db.execute(INSERT_NEXT_TURN, values)
         if db.changes() == 0:

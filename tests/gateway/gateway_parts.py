@@ -59,6 +59,7 @@ class TextEngine:
         self.answer = answer
         self.renderer = renderer
         self.log: list[tuple[list[int], Sampling, Completion]] = []
+        self.asked: list[Sampling] = []  # answered or not
         self.cancelled = 0
         self.hold: asyncio.Event | None = None  # set by a test: no answer before the event
         self.hold_after = 0  # tokens that come before the hold
@@ -69,6 +70,7 @@ class TextEngine:
         sampling: Sampling,
         on_token: Callable[[int], None] | None = None,
     ) -> Completion:
+        self.asked.append(sampling)
         text = self.answer(self.renderer.decode(prompt_ids), sampling)
         whole = [*self.renderer.encode(text), self.renderer.end_ids[0]]
         ids = whole[: sampling.max_tokens]
@@ -95,7 +97,7 @@ class MemoryStore:
     broken: bool = False
     delay_seconds: float = 0.0
 
-    async def append_turn(self, turn: Turn) -> None:
+    async def append_turn(self, turn: Turn, call: str | None = None) -> None:
         await asyncio.sleep(self.delay_seconds)
         if self.broken:
             raise StoreError("no space left on the disk")
