@@ -111,10 +111,10 @@ def tensors(policy: Path) -> dict[str, torch.Tensor]:
 async def test_a_prompt_longer_than_the_context_fails_its_rollout_with_both_numbers(folder: Path):
     [step], rollouts = await train(folder, [("long", "right"), ("ok", "right")])
     failed = [r for r in rollouts if r.status is not Status.GRADED]
-    assert [r.status for r in failed] == [Status.WORKFLOW_ERROR] * 2
+    assert [r.status for r in failed] == [Status.MODEL_ERROR] * 2
     assert "the prompt has " in failed[0].reason
     assert "tokens and the policy's context is 128, prompt and completion together" in failed[0].reason
-    assert step.metrics["funnel"]["losses"]["workflow_error"]["rollouts"] == 2
+    assert step.metrics["funnel"]["losses"]["model_error"]["rollouts"] == 2
 
 
 async def test_a_step_without_one_reward_stops_the_run_and_says_what_came_instead(folder: Path):
