@@ -16,6 +16,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 below a threshold,
 # module:attribute); the order is that of the help
 COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
     "init": ("Write a project that runs.", "osmosis_ai.cli.init:init"),
+    "doctor": ("Check this machine for what a run needs.", "osmosis_ai.cli.doctor:doctor"),
     "validate": ("Check an agent loop or workflow.", "osmosis_ai.cli.validate:validate"),
     "test": ("Run an agent loop or workflow on a dataset, step by step too.", "osmosis_ai.cli.test:test"),
     "serve": ("Serve an agent loop or workflow over HTTP.", "osmosis_ai.cli.serve:serve"),
