@@ -54,8 +54,8 @@ MAY_IMPORT = {
 CONCRETE = {
     "engine.torch": {"controller.opening"},
     "engine.scripted": set(),  # for tests
-    "providers.openai_compatible": {"controller.opening"},
-    "providers.scripted": {"controller.opening"},
+    "providers.openai_compatible": {"controller.external_model"},
+    "providers.scripted": {"controller.external_model"},
     "store.sqlite": {"controller.opening", "cli.exchange", "cli.options", "cli.policy", "cli.runs"},
     "gateway.app": {"controller.opening", "controller.dispatch", "controller.flight"},
 }

@@ -6,19 +6,16 @@ A run is named; the same name with the same inputs goes on where it stopped (see
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from osmosis_ai.config import Config, LlmTable, PolicyTable
+from osmosis_ai.config import Config, PolicyTable
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.dispatch import Dispatcher
+from osmosis_ai.controller.external_model import from_environment, open_provider
 from osmosis_ai.controller.flight import DispatchSettings
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.identity import refuse_changes, run_identity
@@ -275,69 +272,12 @@ async def open_engine(run: OpenRun, policy: PolicyTable, *, trainable: bool) -> 
     return engine, await engine.open(spec)
 
 
-def open_provider(llm: LlmTable, config: Config) -> Provider:
-    """The external model that `[llm]` names."""
-    if llm.model == "scripted":
-        from osmosis_ai.providers.scripted import ScriptedProvider
-
-        if llm.script.endswith(".jsonl"):
-            return ScriptedProvider.from_file(config.resolve(llm.script), model=llm.script)
-        return ScriptedProvider(_script(llm.script, config), model=llm.script)
-    from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider, RetryPolicy
-
-    return OpenAICompatibleProvider(
-        llm.base_url,
-        llm.model,
-        api_key=_api_key(llm),
-        total_seconds=llm.timeout_seconds,
-        retry=RetryPolicy(attempts=llm.retries + 1),
-    )
-
-
 def prices_of(config: Config) -> Prices | None:
     """What the model's tokens cost, by the config; None: it does not say."""
     llm = config.llm
     if llm is None or llm.input_price is None or llm.output_price is None:
         return None
     return Prices(llm.input_price, llm.output_price, llm.cached_input_price)
-
-
-def _api_key(llm: LlmTable) -> str | None:
-    return from_environment("llm.api_key_env", llm.api_key_env) if llm.api_key_env else None
-
-
-def from_environment(key: str, name: str) -> str:
-    """The secret that the environment variable `name` holds. Raises UsageError when there is none."""
-    if not os.environ.get(name):
-        raise UsageError(
-            f"{key} = {name!r}, but there is no such environment variable, or it is empty: export {name}=... "
-            "first."
-        )
-    return os.environ[name]
-
-
-def _script(name: str, config: Config) -> Any:
-    """The function that `llm.script = "file.py:function"` names."""
-    file, _, attribute = name.partition(":")
-    path = config.resolve(file)
-    if not path.is_file() or not attribute:
-        raise UsageError(
-            f'llm.script = {name!r}: expected "file.py:function"; there is no function at {path}'
-        )
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"llm.script = {name!r}: {path} is not a Python file: its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # the script is the user's code and may raise anything
-        text = "".join(traceback.format_exception_only(error)).strip()
-        raise UsageError(f"llm.script = {name!r}: importing {path} failed: {text}") from error
-    if not callable(function := getattr(module, attribute, None)):
-        own = (n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__)
-        known = ", ".join(n for n in own if not n.startswith("_"))
-        raise UsageError(f"llm.script = {name!r}: {path} has no function {attribute!r}. It has: {known}.")
-    return function
 
 
 async def leftovers(run: OpenRun, *, step: int | None = None) -> list[Rollout]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from osmosis_ai.config import Config, load_config
-from osmosis_ai.controller.opening import from_environment, open_provider, read_rows
+from osmosis_ai.controller.external_model import from_environment, open_provider
+from osmosis_ai.controller.opening import read_rows
 from osmosis_ai.controller.remote import Address, check_reachable, connect
 from osmosis_ai.controller.training import refuse_other_distributions
 from osmosis_ai.datasets import open_dataset

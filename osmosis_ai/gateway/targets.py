@@ -215,7 +215,7 @@ class ProviderTarget:
             policy_version=None,
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.completion_tokens,
-            sampling={**params, "seed": seed},
+            sampling=_as_sampled(params, seed, answer),
             model=answer.model,
             malformed_tool_calls=_num_malformed(message),
         )
@@ -227,6 +227,12 @@ class ProviderTarget:
             "Read the usage of the answers",
             code="unsupported_with_provider",
         )
+
+
+def _as_sampled(params: dict[str, Any], seed: int, answer: ProviderAnswer) -> dict[str, Any]:
+    """What is kept of how a provider answered: the parameters, and what it had cached of the prompt."""
+    cached = {"cached_tokens": answer.cached_tokens} if answer.cached_tokens else {}
+    return {**params, "seed": seed, **cached}
 
 
 def _num_malformed(message: Message) -> int:

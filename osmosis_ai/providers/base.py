@@ -35,6 +35,7 @@ class ProviderAnswer:
     prompt_tokens: int
     completion_tokens: int
     model: str  # the name that the endpoint gave to what answered
+    cached_tokens: int = 0  # of the prompt tokens; 0 also where the endpoint does not tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from osmosis_ai.types import Turn
 
 TOKENS_PER_PRICE = 1_000_000
 
@@ -23,6 +26,16 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0  # of the prompt tokens; 0 also where the endpoint does not tell
+
+
+def usage_of(turns: Iterable[Turn]) -> Usage:
+    """The tokens of recorded turns, added up."""
+    prompt_tokens = completion_tokens = cached_tokens = 0
+    for turn in turns:
+        prompt_tokens += turn.prompt_tokens
+        completion_tokens += turn.completion_tokens
+        cached_tokens += turn.sampling.get("cached_tokens", 0)
+    return Usage(prompt_tokens, completion_tokens, cached_tokens)
 
 
 def cost(usage: Usage, prices: Prices) -> float:

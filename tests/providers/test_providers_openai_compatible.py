@@ -9,7 +9,8 @@ from aiohttp import web
 
 from osmosis_ai.errors import ProviderError, UsageError
 from osmosis_ai.providers.base import ProviderRequest
-from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider, RetryPolicy
+from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider
+from osmosis_ai.providers.patience import RetryPolicy
 
 GOOD = {
     "model": "big-model-1",
@@ -22,6 +23,9 @@ REQUEST = ProviderRequest(
     params={"temperature": 0.5, "presence_penalty": 0.1},
     seed=0,
 )
+
+
+PATIENCE = RetryPolicy(3, first_pause_seconds=1e-6, throttled_seconds=0.025)
 
 
 @pytest.fixture
@@ -108,7 +112,8 @@ async def test_retry_after_is_kept_and_too_long_a_one_is_not_waited_for(endpoint
 @pytest.mark.parametrize(
     ("behaviour", "status", "attempts", "words"),
     [
-        (says(429, {"error": "slow down"}), 429, 3, 'answered 429: {"error": "slow down"}'),
+        (says(429, {"error": "slow down"}, **{"Retry-After": "0.01"}), 429, 3, "answered 429"),
+        (says(429, {"error": {"code": "insufficient_quota"}}), 429, 1, "insufficient_quota"),
         (says(500, "<h1>oops</h1>"), 502, 3, "answered 500: <h1>oops</h1> (tried 3 times)"),
         (says(401, {"error": "no"}), 502, 1, "check the API key"),
         (says(404, {"error": "no"}), 502, 1, "check base_url and the model name 'big-model'"),
@@ -123,7 +128,7 @@ async def test_retry_after_is_kept_and_too_long_a_one_is_not_waited_for(endpoint
     ],
 )
 async def test_what_fails_names_the_url_and_what_came(endpoint, behaviour, status, attempts, words):
-    provider, requests = await endpoint(behaviour, retry=RetryPolicy(3, 0.001), total_seconds=0.15)
+    provider, requests = await endpoint(behaviour, retry=PATIENCE, total_seconds=0.15)
     with pytest.raises(ProviderError) as failed:
         await provider.complete(REQUEST)
     assert words in str(failed.value)

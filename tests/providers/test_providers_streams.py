@@ -8,7 +8,8 @@ from aiohttp import web
 
 from osmosis_ai.errors import ProviderError
 from osmosis_ai.providers.base import ProviderRequest
-from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider, RetryPolicy
+from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider
+from osmosis_ai.providers.patience import RetryPolicy
 from osmosis_ai.providers.scripted import ScriptedProvider
 from osmosis_ai.providers.streamed import StreamedAnswer
 
