@@ -100,7 +100,9 @@ class LlmTable(Table):
         "",
         description='For "scripted": path.py:function that answers, or a session (.jsonl) of `osmosis test`.',
     )
-    timeout_seconds: float = Field(300.0, gt=0, description="Longest wait for one answer, and longest pauses of a call that gets 429.")
+    timeout_seconds: float = Field(
+        300.0, gt=0, description="Longest wait for one answer, and for a call that gets 429 all in all."
+    )
     retries: int = Field(3, ge=0, description="Further tries of a call after 5xx or a lost connection.")
     input_price: float | None = Field(
         None, ge=0, description="Dollars per million prompt tokens; with output_price, costs are shown."
