@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from osmosis_ai import process
 from osmosis_ai.config import Config, load_config
 from osmosis_ai.errors import UsageError
 from osmosis_ai.store.sqlite import SqliteStore
@@ -108,7 +109,9 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         return await work
 
+    process.raise_file_limit()
     try:
-        return asyncio.run(with_sigterm())
+        with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
+            return runner.run(with_sigterm())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None

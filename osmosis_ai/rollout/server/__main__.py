@@ -8,7 +8,6 @@ process ends when stdin does, so it never outlives its parent.
 from __future__ import annotations
 
 import asyncio
-import gc
 import ipaddress
 import os
 import signal
@@ -16,7 +15,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 # Nothing phones home; read by LiteLLM and the OpenAI Agents SDK when they are imported.
@@ -27,15 +26,13 @@ import orjson
 import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from osmosis_ai import process
 from osmosis_ai.errors import EntrypointError, OsmosisError, UsageError
 from osmosis_ai.rollout.backends.local import LocalBackend
 from osmosis_ai.rollout.discovery import load_entrypoint, load_grader
 from osmosis_ai.rollout.finished import FinishedConfig, FinishedWorkflow
 from osmosis_ai.rollout.server.app import create_rollout_server
 
-# With thousands of rollouts in flight the usual 700, 10, 10 spends half of the time on collecting.
-GC_THRESHOLDS = (20_000, 20, 20)
-UNLIMITED_FILES = 65_536  # where the system names no limit
 DRAIN_SECONDS = 1.0  # the parent has closed stdin: it waits for nothing any more
 
 
@@ -56,7 +53,7 @@ class Start(BaseModel):
 
 
 def main() -> None:
-    raise_file_limit()
+    process.raise_file_limit()
     reply = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what user code prints, in Python or below it, is not part of the protocol
     try:
@@ -66,26 +63,12 @@ def main() -> None:
     except (OsmosisError, ValidationError, OSError) as error:
         _say(reply, {"ready": False, "error_type": type(error).__name__, "error": str(error)})
         sys.exit(error.exit_code if isinstance(error, OsmosisError) else 2)
-    gc.collect()
-    gc.freeze()  # the frameworks' modules are hundreds of thousands of objects: collecting walks them no more
-    gc.set_threshold(*GC_THRESHOLDS)
+    process.spare_what_is_loaded()
     port = listener.getsockname()[1]
     names = {"workflow": backend.workflow_name, "grader": backend.grader_name}
     _say(reply, {"ready": True, "port": port, **names})
     _serve(backend, start, listener)
     os._exit(0)  # threads that user code blocks must not hold up the end
-
-
-def raise_file_limit() -> None:
-    """As many open files as the system allows: a rollout in flight needs four, the usual limit is 1,024."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if hard != resource.RLIM_INFINITY else max(soft, UNLIMITED_FILES)
-    with suppress(ValueError, OSError):  # macOS has a limit below the one it names
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _backend(start: Start) -> LocalBackend:
@@ -168,15 +151,8 @@ def _serve(backend: LocalBackend, start: Start, listener: socket.socket) -> None
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     threading.Thread(target=watch_parent, name="osmosis-parent", daemon=True).start()
-    _runner()(server.serve(sockets=[listener]))
-
-
-def _runner() -> Any:
-    try:
-        import uvloop
-    except ImportError:  # not on Windows
-        return asyncio.run
-    return uvloop.run
+    with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
+        runner.run(server.serve(sockets=[listener]))
 
 
 if __name__ == "__main__":
