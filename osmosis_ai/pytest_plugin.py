@@ -18,7 +18,7 @@ import pytest
 
 if TYPE_CHECKING:  # pytest loads this module in every project that has Osmosis installed
     from osmosis_ai.config import Config
-    from osmosis_ai.eval.run import EvalReport
+    from osmosis_ai.eval.tally import EvalReport
     from osmosis_ai.types import Rollout
 
 SHOWN_ROWS = 5  # of those with the lowest reward
@@ -72,25 +72,35 @@ def assert_eval(
 
     loaded, folder = load_config(Path(config), settings), workspace.absolute()
     with ThreadPoolExecutor(1) as thread:  # a loop of its own: the test may be asynchronous itself
-        run_id, rollouts, report = thread.submit(lambda: asyncio.run(_run(loaded, folder))).result()
+        run_id, lowest, report = thread.submit(lambda: asyncio.run(_run(loaded, folder))).result()
     problems = _problems(report, min_mean, min_pass, max_failed)
     if problems:
         where = f"osmosis runs show {run_id} --workspace {workspace}"
-        raise AssertionError("\n".join([f"{config}: {'; '.join(problems)}", *_lowest(rollouts), where]))
+        raise AssertionError("\n".join([f"{config}: {'; '.join(problems)}", *_lines(lowest), where]))
     return report
 
 
 async def _run(config: Config, workspace: Path) -> tuple[str, list[Rollout], EvalReport]:
+    """The run, its rollouts with the lowest rewards, and the report."""
     from osmosis_ai.controller.opening import open_rollouts, open_run
-    from osmosis_ai.eval.run import evaluate, summarise
+    from osmosis_ai.eval.run import evaluate
+    from osmosis_ai.eval.tally import Tally
     from osmosis_ai.store.workspace import Workspace
 
-    attempts = config.eval.attempts
+    tally = Tally(config.eval.attempts, config.eval.pass_threshold)
+    lowest: list[Rollout] = []
     async with open_run(config, "eval", Workspace(workspace), fresh=True) as run:
         async with open_rollouts(run, training=False, notify=lambda text: None) as parts:
-            rollouts = await evaluate(parts.dispatcher, run.run_id, parts.rows, attempts, [])
+            async for rollout in evaluate(parts.dispatcher, run.run_id, parts.rows, config.eval.attempts):
+                tally.add(rollout.outcome)
+                if rollout.reward is not None:
+                    lowest = sorted([*lowest, rollout], key=_by_reward)[:SHOWN_ROWS]
         await run.finish()
-        return run.run_id, rollouts, summarise(rollouts, attempts, config.eval.pass_threshold)
+        return run.run_id, lowest, tally.report()
+
+
+def _by_reward(rollout: Rollout) -> tuple[float, int]:
+    return rollout.reward or 0.0, rollout.row_index
 
 
 def _problems(
@@ -111,13 +121,11 @@ def _problems(
     return problems
 
 
-def _lowest(rollouts: Sequence[Rollout]) -> list[str]:
-    """One line for each of the rows with the lowest rewards: what came of them."""
+def _lines(rollouts: Sequence[Rollout]) -> list[str]:
+    """One line for each: what came of it."""
     from osmosis_ai.eval.stored import last_words
 
-    graded = [(rollout.reward, rollout) for rollout in rollouts if rollout.reward is not None]
-    graded.sort(key=lambda pair: pair[0])
     return [
-        f"  row {rollout.row_index}: reward {reward:g}: {last_words(rollout)!r:.200}"
-        for reward, rollout in graded[:SHOWN_ROWS]
+        f"  row {rollout.row_index}: reward {rollout.reward:g}: {last_words(rollout)!r:.200}"
+        for rollout in rollouts
     ]

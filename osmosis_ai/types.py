@@ -137,6 +137,52 @@ class Rollout:
         """Completion tokens of all turns, as counted by whoever answered."""
         return sum(turn.completion_tokens for turn in self.turns)
 
+    @property
+    def outcome(self) -> Outcome:
+        """The rollout in a few numbers."""
+        return Outcome(
+            rollout_id=self.rollout_id,
+            row_index=self.row_index,
+            group_id=self.group_id,
+            member=self.member,
+            attempt=self.attempt,
+            step=self.step,
+            status=self.status,
+            reason=self.reason,
+            reward=self.reward,
+            turns=len(self.turns),
+            prompt_tokens=sum(turn.prompt_tokens for turn in self.turns),
+            completion_tokens=self.sampled_tokens,
+            cached_tokens=sum(turn.sampling.get("cached_tokens", 0) for turn in self.turns),
+            malformed_tool_calls=sum(turn.malformed_tool_calls for turn in self.turns),
+            branches=dict(self.branches),
+            started_at=self.started_at,
+            duration_seconds=self.duration_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rollout came to, without its conversation: all that statistics need of ten thousand of them."""
+
+    rollout_id: str
+    row_index: int
+    group_id: str
+    member: int
+    attempt: int
+    step: int
+    status: Status
+    reason: str
+    reward: float | None
+    turns: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int  # of the prompt tokens, as far as an external endpoint has told
+    malformed_tool_calls: int
+    branches: Mapping[str, int]  # as `Rollout.branches`
+    started_at: float  # seconds since the epoch
+    duration_seconds: float
+
 
 @dataclass(slots=True)
 class Group:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import click
 from osmosis_ai.cli.display import Display, EvalProgress, first_line
 from osmosis_ai.cli.options import config_options, read_config, run_async, selection_options, workspace_at
 from osmosis_ai.config import Config
-from osmosis_ai.controller.opening import OpenRun, leftovers, open_rollouts, open_run
+from osmosis_ai.controller.opening import OpenRun, open_rollouts, open_run
 from osmosis_ai.errors import InfrastructureError, OsmosisError
-from osmosis_ai.eval.run import EvalReport, evaluate, places_of, summarise
+from osmosis_ai.eval.run import evaluate, read_earlier
+from osmosis_ai.eval.tally import EvalReport, Tally
 from osmosis_ai.store.workspace import Workspace
-from osmosis_ai.types import RETRIED, Rollout
+from osmosis_ai.types import RETRIED, Outcome
 
 PARTIAL = 5
 
@@ -58,9 +60,10 @@ def exit_code(report: EvalReport) -> int:
 async def _evaluate(config: Config, workspace: Workspace, fresh: bool, display: Display) -> EvalReport:
     async with open_run(config, "eval", workspace, fresh=fresh) as opened:
         display.note(f"{'resuming' if opened.resumed else 'starting'} run {opened.run_id}")
+        tally = Tally(config.eval.attempts, config.eval.pass_threshold)
         try:
             with display.bar("starting"):
-                rollouts = await _rollouts(opened, display)
+                await _run_rollouts(opened, tally, display)
         except asyncio.CancelledError:
             await opened.finish(interrupted=True)
             display.note("interrupted; what has a result is kept. The same command goes on.")
@@ -69,40 +72,42 @@ async def _evaluate(config: Config, workspace: Workspace, fresh: bool, display: 
             await opened.fail(error)
             raise
         await opened.finish()
-        report = summarise(rollouts, config.eval.attempts, config.eval.pass_threshold)
+        report = tally.report()
         display.data({"event": "report", "run_id": opened.run_id, **_plain(report)})
         display.out(report_text(opened.run_id, report))
         return report
 
 
-async def _rollouts(opened: OpenRun, display: Display) -> list[Rollout]:
-    config = opened.config
-    known = await leftovers(opened)
+async def _run_rollouts(opened: OpenRun, tally: Tally, display: Display) -> None:
+    """What has no result yet, to a result. A line of data says that its rollout is on disk."""
+    attempts = opened.config.eval.attempts
+    earlier = await read_earlier(opened.store, opened.run_id)
+    for outcome in earlier.results:
+        tally.add(outcome)
     async with open_rollouts(opened, training=False, notify=display.note) as parts:
-        total = len(places_of(opened.run_id, parts.rows, config.eval.attempts))
-        progress = EvalProgress(display, total)
-
-        def on_end(rollout: Rollout) -> None:
-            progress.on_rollout(rollout)
-            display.data(_rollout_line(rollout))
-
-        parts.dispatcher.on_end = on_end
+        progress = EvalProgress(display, len(parts.rows) * attempts - len(earlier.results))
         parts.dispatcher.on_retry = progress.on_retry
-        return await evaluate(parts.dispatcher, opened.run_id, parts.rows, config.eval.attempts, known)
+        places = evaluate(parts.dispatcher, opened.run_id, parts.rows, attempts, earlier)
+        async with aclosing(places) as ended:
+            async for rollout in ended:
+                outcome = rollout.outcome
+                tally.add(outcome)
+                display.data(_rollout_line(outcome))
+                progress.on_rollout(rollout)
 
 
-def _rollout_line(rollout: Rollout) -> dict[str, Any]:
+def _rollout_line(outcome: Outcome) -> dict[str, Any]:
     return {
         "event": "rollout",
-        "rollout_id": rollout.rollout_id,
-        "row": rollout.row_index,
-        "member": rollout.member,
-        "status": rollout.status.value,
-        "reward": rollout.reward,
-        "reason": rollout.reason,
-        "turns": len(rollout.turns),
-        "completion_tokens": rollout.sampled_tokens,
-        "duration_seconds": rollout.duration_seconds,
+        "rollout_id": outcome.rollout_id,
+        "row": outcome.row_index,
+        "member": outcome.member,
+        "status": outcome.status.value,
+        "reward": outcome.reward,
+        "reason": outcome.reason,
+        "turns": outcome.turns,
+        "completion_tokens": outcome.completion_tokens,
+        "duration_seconds": outcome.duration_seconds,
     }
 
 

@@ -20,7 +20,8 @@ from osmosis_ai.cli.stepping import SteppedTarget, Steps, Terminal, TypedProvide
 from osmosis_ai.config import Config, config_of
 from osmosis_ai.controller.opening import Rollouts, open_rollouts, open_run
 from osmosis_ai.errors import OsmosisError, UsageError
-from osmosis_ai.eval.run import EvalReport, evaluate, summarise
+from osmosis_ai.eval.run import evaluate_all, summarise
+from osmosis_ai.eval.tally import EvalReport
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout, Row, Status
 
@@ -157,7 +158,7 @@ async def _rows(run_id: str, parts: Rollouts, display: Display, threshold: float
         display.out(_row_line(rollout, threshold))
 
     parts.dispatcher.on_end = on_end
-    return await evaluate(parts.dispatcher, run_id, parts.rows, 1, [])
+    return await evaluate_all(parts.dispatcher, run_id, parts.rows)
 
 
 def _row_line(rollout: Rollout, threshold: float | None) -> str:
@@ -188,7 +189,7 @@ async def _step(config: Config, be_the_model: bool) -> list[Rollout]:
         ):
             row = next(iter(parts.rows))
             terminal.say(f"row {row.index}")
-            working = asyncio.create_task(evaluate(parts.dispatcher, run.run_id, parts.rows, 1, []))
+            working = asyncio.create_task(evaluate_all(parts.dispatcher, run.run_id, parts.rows))
             leaving = asyncio.create_task(steps.left.wait())
             await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
             leaving.cancel()

@@ -147,9 +147,9 @@ class Dispatcher:
         await self._deck.session.close()
 
     async def _place(self, place: Place, known: list[Rollout]) -> Attempts:
-        replaced = [rollout for rollout in known if not is_result(rollout)]
+        replaced = [rollout for rollout in known if not is_result(rollout.status)]
         for rollout in known:
-            if is_result(rollout):
+            if is_result(rollout.status):
                 return Attempts(place, rollout, replaced)
         suspect = False
         for tries in range(self._retries + 1):
@@ -184,12 +184,9 @@ def place_key(place: Place) -> tuple[str, int]:
     return place.group_id, place.member
 
 
-def is_result(rollout: Rollout) -> bool:
+def is_result(status: Status) -> bool:
     """A result of the user's code or of the grader; what failed for another reason is tried again."""
-    return rollout.status.is_terminal and rollout.status not in RETRIED | {
-        Status.CANCELLED,
-        Status.SUPERSEDED,
-    }
+    return status.is_terminal and status not in RETRIED | {Status.CANCELLED, Status.SUPERSEDED}
 
 
 async def _cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -128,7 +128,7 @@ async def usable_leftovers(store: Store, rollouts: list[Rollout], version: Polic
     stale = {
         rollout.rollout_id
         for rollout in rollouts
-        if is_result(rollout)
+        if is_result(rollout.status)
         and (rollout.step not in with_reward or any(turn.policy_version != version for turn in rollout.turns))
     }
     await store.supersede(sorted(stale))

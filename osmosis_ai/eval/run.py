@@ -1,81 +1,84 @@
-"""An eval: every row so many times through the workflow, whatever was done before taken as done."""
+"""An eval: every row so many times through the workflow, whatever was done before taken as done.
+
+Rollouts are taken one by one as they end, added to a `Tally`, and let go: ten thousand rows need no more
+memory than those that are out.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Container, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
 
-from osmosis_ai.controller.dispatch import Dispatcher, place_key
+from osmosis_ai.controller.dispatch import Dispatcher, is_result, place_key
 from osmosis_ai.controller.flight import Place
-from osmosis_ai.eval.statistics import Estimate, PassEstimate, mean_reward, pass_rates
-from osmosis_ai.types import Rollout, Row, Status
+from osmosis_ai.eval.stored import counted
+from osmosis_ai.eval.tally import EvalReport, Tally
+from osmosis_ai.store.base import RolloutFilter, Store
+from osmosis_ai.types import Outcome, Rollout, Row
 
 
-@dataclass(frozen=True, slots=True)
-class EvalReport:
-    """What may be said about the rewards of an eval."""
+@dataclass(slots=True)
+class Earlier:
+    """What earlier lives of a run left behind."""
 
-    rows: int
-    attempts: int
-    graded: int
-    failures: dict[str, int]  # status -> rollouts without a reward
-    first_failures: dict[str, str]  # status -> row and reason of the first of them
-    mean: Estimate | None  # None when nothing was graded
-    pass_rates: list[PassEstimate]  # for k = 1, 2, 4, ... up to the attempts per row
-    completion_tokens: int
-    turns: int
-    malformed_tool_calls: int
-    branches: dict[str, int]  # reason -> calls that do not continue the latest turn of their sample
+    results: list[Outcome] = field(default_factory=list)  # one of each place that has a result: it stands
+    unfinished: list[Rollout] = field(default_factory=list)  # attempts at the other places, without turns
+
+    @property
+    def done(self) -> set[tuple[str, int]]:
+        """The places that need no rollout."""
+        return {(outcome.group_id, outcome.member) for outcome in self.results}
 
 
-def places_of(run_id: str, rows: Iterable[Row], attempts: int) -> list[Place]:
+async def read_earlier(store: Store, run_id: str) -> Earlier:
+    """A run that was stopped, as light as it can be held."""
+    outcomes = await store.outcomes(RolloutFilter(run_id))
+    results = counted(outcome for outcome in outcomes if is_result(outcome.status))
+    done = {(outcome.group_id, outcome.member) for outcome in results}
+    again = [o.rollout_id for o in outcomes if (o.group_id, o.member) not in done]
+    if not again:
+        return Earlier(results)
+    return Earlier(results, await store.rollouts(RolloutFilter(run_id, rollout_ids=again), turns=False))
+
+
+def places_of(run_id: str, rows: Iterable[Row], attempts: int) -> Iterator[Place]:
     """Row by row, attempt by attempt."""
-    return [Place(run_id, 0, row, f"r{row.index}", attempt) for row in rows for attempt in range(attempts)]
+    for row in rows:
+        for attempt in range(attempts):
+            yield Place(run_id, 0, row, f"r{row.index}", attempt)
 
 
 async def evaluate(
-    dispatcher: Dispatcher, run_id: str, rows: Iterable[Row], attempts: int, known: Iterable[Rollout]
+    dispatcher: Dispatcher,
+    run_id: str,
+    rows: Iterable[Row],
+    attempts: int,
+    earlier: Earlier | None = None,
+) -> AsyncGenerator[Rollout]:
+    """The rollout that counts of every place without a result, as they end; each is in the store by then.
+
+    Closing the iterator cancels the rollouts that are out.
+    """
+    earlier = earlier or Earlier()
+    done: Container[tuple[str, int]] = earlier.done
+    places = (place for place in places_of(run_id, rows, attempts) if place_key(place) not in done)
+    async with aclosing(dispatcher.stream(places, earlier.unfinished)) as ended:
+        async for tries in ended:
+            yield tries.rollout
+
+
+async def evaluate_all(
+    dispatcher: Dispatcher, run_id: str, rows: Iterable[Row], attempts: int = 1
 ) -> list[Rollout]:
-    """The rollout that counts of every row and attempt, in that order."""
-    places = places_of(run_id, rows, attempts)
-    results = await dispatcher.run_all(places, known)
-    return [results[place_key(place)].rollout for place in places]
+    """A small eval at once: the rollout that counts of every place, with its turns, row by row."""
+    ended = evaluate(dispatcher, run_id, rows, attempts)
+    return sorted([rollout async for rollout in ended], key=lambda r: (r.row_index, r.member))
 
 
-def summarise(rollouts: Sequence[Rollout], attempts: int, pass_threshold: float) -> EvalReport:
+def summarise(rollouts: Iterable[Rollout], attempts: int, pass_threshold: float) -> EvalReport:
     """Statistics over graded rollouts; a failure is counted, never taken for a reward of 0."""
-    by_row: dict[int, list[float]] = {}
-    failures: dict[str, int] = {}
-    first_failures: dict[str, str] = {}
+    tally = Tally(attempts, pass_threshold)
     for rollout in rollouts:
-        if rollout.status is Status.GRADED and rollout.reward is not None:
-            by_row.setdefault(rollout.row_index, []).append(rollout.reward)
-        else:
-            status = rollout.status.value
-            failures[status] = failures.get(status, 0) + 1
-            first_failures.setdefault(status, f"row {rollout.row_index}: {rollout.reason}")
-    graded = sum(len(rewards) for rewards in by_row.values())
-    turns = [turn for rollout in rollouts for turn in rollout.turns]
-    return EvalReport(
-        rows=len({rollout.row_index for rollout in rollouts}),
-        attempts=attempts,
-        graded=graded,
-        failures=failures,
-        first_failures=first_failures,
-        mean=mean_reward(by_row) if graded else None,
-        pass_rates=_pass_rates(by_row, attempts, pass_threshold),
-        completion_tokens=sum(turn.completion_tokens for turn in turns),
-        turns=len(turns),
-        malformed_tool_calls=sum(turn.malformed_tool_calls for turn in turns),
-        branches=dict(sum((rollout.branches for rollout in rollouts), Counter())),
-    )
-
-
-def _pass_rates(by_row: dict[int, list[float]], attempts: int, threshold: float) -> list[PassEstimate]:
-    """pass@1, pass@2, pass@4, ... over the rows whose attempts were all graded."""
-    complete = {row: rewards for row, rewards in by_row.items() if len(rewards) == attempts}
-    if not complete:
-        return []
-    ks = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= attempts]
-    return [pass_rates(complete, k, threshold=threshold) for k in ks]
+        tally.add(rollout.outcome)
+    return tally.report()

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from osmosis_ai.datasets import dataset_fingerprint, load_rows
 from osmosis_ai.errors import UsageError
 from osmosis_ai.store.base import RolloutFilter, RunRecord, Store
-from osmosis_ai.types import Message, Rollout, Row, Status
+from osmosis_ai.types import Message, Outcome, Rollout, Row, Status
+
+R = TypeVar("R", Rollout, Outcome)
 
 FINGERPRINT_CHARS = 16  # of a dataset, in the identity of a run
 
@@ -53,12 +56,12 @@ async def find_run(store: Store, run_id: str) -> RunRecord:
     return record
 
 
-def counted(rollouts: Iterable[Rollout]) -> list[Rollout]:
+def counted(rollouts: Iterable[R]) -> list[R]:
     """The last attempt at every place, by step, row and member; one that still runs is no result yet.
 
     Place (row 3, member 0): attempt 0 infrastructure, attempt 1 graded -> attempt 1.
     """
-    last: dict[tuple[int, int, str, int], Rollout] = {}
+    last: dict[tuple[int, int, str, int], R] = {}
     for rollout in rollouts:
         if rollout.status is Status.RUNNING:
             continue

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from osmosis_ai.types import Rollout, Sample, Status, ToolSchema, Turn
+from osmosis_ai.types import Outcome, Rollout, Sample, Status, ToolSchema, Turn
 
 RunKind = Literal["eval", "train"]
 RunState = Literal["running", "done", "interrupted", "failed"]
@@ -155,6 +155,10 @@ class Store(Protocol):
 
         Equal messages are one shared dict: read them, do not change them.
         """
+        ...
+
+    async def outcomes(self, where: RolloutFilter) -> list[Outcome]:
+        """The same rollouts without messages and tokens: a thousandth of the memory."""
         ...
 
     async def steps(self, run_id: str) -> list[StepRecord]:

@@ -146,21 +146,21 @@ def read_summaries(db: apsw.Connection) -> list[RunSummary]:
     counts: dict[Any, dict[Any, Any]] = {}
     for run_id, status, count in db.execute("SELECT run_id, status, count(*) FROM rollout GROUP BY 1, 2"):
         counts.setdefault(run_id, {})[status] = count
-    rewards = _pairs(db, "SELECT run_id, avg(reward) FROM rollout_reward GROUP BY 1")
-    last_steps = _pairs(db, "SELECT run_id, max(step) FROM step GROUP BY 1")
+    rewards = pairs(db, "SELECT run_id, avg(reward) FROM rollout_reward GROUP BY 1")
+    last_steps = pairs(db, "SELECT run_id, max(step) FROM step GROUP BY 1")
     return [
         RunSummary(read_run(row), counts.get(row[0], {}), rewards.get(row[0]), last_steps.get(row[0], 0))
         for row in runs
     ]
 
 
-def _pairs(db: apsw.Connection, query: str) -> dict[Any, Any]:
-    rows: list[Any] = db.execute(query).fetchall()
+def pairs(db: apsw.Connection, query: str, values: tuple[Any, ...] = ()) -> dict[Any, Any]:
+    rows: list[Any] = db.execute(query, values).fetchall()
     return dict(rows)
 
 
 def read_rollouts(db: apsw.Connection, where: RolloutFilter, with_turns: bool) -> list[Rollout]:
-    clause, values = _where(where)
+    clause, values = where_clause(where)
     found = {
         row[0]: _rollout(row)
         for row in db.execute(
@@ -185,7 +185,7 @@ def read_rollouts(db: apsw.Connection, where: RolloutFilter, with_turns: bool) -
     return list(found.values())
 
 
-def _where(where: RolloutFilter) -> tuple[str, tuple[Any, ...]]:
+def where_clause(where: RolloutFilter) -> tuple[str, tuple[Any, ...]]:
     clauses: list[tuple[str, Any]] = [("run_id = ?", where.run_id)]
     if where.step is not None:
         clauses.append(("step = ?", where.step))

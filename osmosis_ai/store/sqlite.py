@@ -37,10 +37,11 @@ from osmosis_ai.store.columns import (
     read_run,
     read_summaries,
 )
+from osmosis_ai.store.outcomes import read_outcomes
 from osmosis_ai.store.packing import begin_digest, printable, to_json
 from osmosis_ai.store.schema import open_readonly, open_writable
 from osmosis_ai.store.writer import Writer, store_error
-from osmosis_ai.types import Rollout, Sample, Status, Turn
+from osmosis_ai.types import Outcome, Rollout, Sample, Status, Turn
 
 T = TypeVar("T")
 
@@ -195,6 +196,9 @@ class SqliteStore:
 
     async def rollouts(self, where: RolloutFilter, *, turns: bool = True) -> list[Rollout]:
         return await self._read(lambda db: read_rollouts(db, where, turns))
+
+    async def outcomes(self, where: RolloutFilter) -> list[Outcome]:
+        return await self._read(lambda db: read_outcomes(db, where))
 
     # --- steps --------------------------------------------------------------------------------------
 

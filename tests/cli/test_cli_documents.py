@@ -171,7 +171,7 @@ def test_every_reason_of_the_funnel_is_documented_with_the_stage_that_it_misses(
 
 def test_the_lines_of_an_eval_are_documented_and_no_others():
     rollout = Rollout("r.r0.m0.a0", "r", row_index=0, group_id="r0", member=0)
-    assert set(_rollout_line(rollout)) - {"event"} == documented("A rollout line")
+    assert set(_rollout_line(rollout.outcome)) - {"event"} == documented("A rollout line")
     report = summarise([rollout], attempts=1, pass_threshold=1.0)
     assert set(_plain(report)) == documented("An eval report")
     estimates = re.findall(r"`(\w+)`", text_of("metrics.md").split("\nAn estimate ")[1])

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.config import Config, load_config
-from osmosis_ai.controller.opening import leftovers, open_rollouts, open_run
-from osmosis_ai.eval.run import evaluate
+from osmosis_ai.controller.opening import open_rollouts, open_run
+from osmosis_ai.eval.run import evaluate, read_earlier
+from osmosis_ai.eval.stored import counted
+from osmosis_ai.store.base import RolloutFilter
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout
 
@@ -41,10 +43,11 @@ def configure(folder: Path, does: Sequence[Does], text: str = EVAL, **settings: 
 
 
 async def run_eval(config: Config, folder: Path) -> list[Rollout]:
-    """The rollout that counts of each row, in order."""
+    """The rollout that counts of each row, in order, as the store has it."""
     async with open_run(config, "eval", Workspace(folder / "ws")) as run:
-        known = await leftovers(run)
+        earlier = await read_earlier(run.store, run.run_id)
         async with open_rollouts(run, training=False, notify=lambda text: None) as parts:
-            rollouts = await evaluate(parts.dispatcher, run.run_id, parts.rows, config.eval.attempts, known)
+            async for _ in evaluate(parts.dispatcher, run.run_id, parts.rows, config.eval.attempts, earlier):
+                pass
         await run.finish()
-        return rollouts
+        return counted(await run.store.rollouts(RolloutFilter(run.run_id)))
