@@ -49,6 +49,7 @@ def _configure(db: apsw.Connection, path: Path) -> None:
         raise StoreError(f"{path} cannot use a write-ahead log (journal mode {mode}); choose a local disk")
     db.pragma("synchronous", "full")
     db.pragma("foreign_keys", True)
+    db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
 
 def _scripts() -> list[str]:
