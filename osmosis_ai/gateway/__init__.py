@@ -13,7 +13,8 @@ text_prompts.py the same for raw text prompts
 render.py       messages -> text -> tokens -> text, by the policy's own template
 stops.py        where a stop text cuts an answer, in text and in tokens
 targets.py      who answers: the policy (an engine) or a provider
-texts.py        text on its way to a client that streams
 capture.py      one rollout while it runs: its trees, its turns, its counts
-wire.py         raw ASGI: bodies in, responses out
+server.py       HTTP/1.1: whole requests in, whole answers or streams out
+streams.py      streams of events, heartbeats, refusals
+asgi.py         other applications on the same port: callbacks
 """

@@ -6,19 +6,19 @@ request -> identity -> dialect -> retry? -> place -> answer -> record (durable) 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
-import uvicorn
 
 from osmosis_ai.errors import InfrastructureError, StoreError
+from osmosis_ai.gateway.asgi import ASGIApp, pass_on
 from osmosis_ai.gateway.call import MODEL, MODEL_NAMES, ModelCall, Refusal, SamplingDefaults
 from osmosis_ai.gateway.capture import CallCounts, OpenRollout
 from osmosis_ai.gateway.dialects import COUNTING, DIALECTS, chat
@@ -27,18 +27,10 @@ from osmosis_ai.gateway.exchange import Exchange
 from osmosis_ai.gateway.identity import Admission, Registry
 from osmosis_ai.gateway.restoring import Restoring
 from osmosis_ai.gateway.retries import Attempt, fingerprint
+from osmosis_ai.gateway.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, Connection, HttpServer, Request
+from osmosis_ai.gateway.streams import send_refusal
 from osmosis_ai.gateway.targets import Target
 from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
-from osmosis_ai.gateway.wire import (
-    ASGIApp,
-    ClientGoneError,
-    Receive,
-    Scope,
-    Send,
-    read_body,
-    send_json,
-    send_refusal,
-)
 from osmosis_ai.store.base import Store
 from osmosis_ai.types import ToolSchema, Turn
 
@@ -46,7 +38,6 @@ __all__ = ["Gateway", "SamplingDefaults"]
 
 HEARTBEAT_SECONDS = 15.0  # clients and what stands between give up on silent streams after 30 or 60
 GC_THRESHOLDS = (10_000, 10, 100)  # with the usual 700, 10, 10 a third of the time goes into collecting
-GRACE_SECONDS = 1  # for connections to close at the end; all calls have been ended by then
 
 
 class Gateway:
@@ -81,8 +72,8 @@ class Gateway:
         self._restoring: Restoring | None = None
         if restores is not None:
             self._restoring = Restoring(restores, store, target, self._rollouts)
-        self._server: _Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._server: HttpServer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # of requests that are not answered at once
         self.base_url = ""  # set by `start`
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -91,34 +82,16 @@ class Gateway:
         _spare_what_is_loaded()
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else host
         self.base_url = f"http://{shown}:{listener.getsockname()[1]}"
-        config = uvicorn.Config(
-            self,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=False,  # nobody asks where a call came from: its key says whose it is
-            timeout_keep_alive=120,  # longer than the agents' pools, so that they close first
-            timeout_graceful_shutdown=GRACE_SECONDS,
-        )
-        self._server = _Server(config)
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started and not self._serving.done():  # noqa: ASYNC110  uvicorn has no event
-            await asyncio.sleep(0.001)
-        if self._serving.done():
-            self._serving.result()
-            raise InfrastructureError(f"the gateway could not listen on {host}:{port}")
+        self._server = HttpServer(self.handle)
+        await self._server.start(listener)
 
     async def stop(self) -> None:
         """Seal what is open and stop listening. Safe to call twice."""
         for rollout in self._rollouts.open_rollouts():
             await self.seal(rollout.rollout_id)
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await self._serving
-            self._server = self._serving = None
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
 
     def admit(
         self,
@@ -183,89 +156,128 @@ class Gateway:
         """Calls without a rollout's key that name no rollout either, by error code."""
         return dict(self._rollouts.strangers)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            path = scope["path"]
-            route = ROUTES.get(path) or route_of_rollout(path)
-            if route is not None:
-                return await self._serve(route, scope, receive, send)
-            if scope["method"] == "GET":
-                if _MODELS.fullmatch(path):
-                    return await self._models(path, send)
-                if path == "/health":
-                    health = {"status": "ok", "open_rollouts": len(self._rollouts.open_rollouts())}
-                    return await send_json(send, 200, orjson.dumps(health))
+    def handle(self, request: Request, connection: Connection) -> None:
+        """One request; the connection gets its answer, now or later."""
+        path = request.path
+        route = ROUTES.get(path) or route_of_rollout(path)
+        if request.problem:
+            return send_refusal(connection, _problem(request), route.dialect if route else chat)
+        if route is not None:
+            return self._serve(route, request, connection)
+        if request.method == "GET":
+            if _MODELS.fullmatch(path):
+                return self._models(path, connection)
+            if path == "/health":
+                health = {"status": "ok", "open_rollouts": len(self._rollouts.open_rollouts())}
+                return connection.answer(200, orjson.dumps(health))
         if self._extra_routes is not None:
-            return await self._extra_routes(scope, receive, send)
-        if scope["type"] == "http":
-            refusal = Refusal(404, f"there is nothing at {scope['path']}", code="not_found")
-            await send_refusal(send, refusal, chat)
+            return self._later(pass_on(self._extra_routes, request, connection))
+        refusal = Refusal(404, f"there is nothing at {path}", code="not_found")
+        send_refusal(connection, refusal, chat)
 
-    async def _serve(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
-        started = time.perf_counter()
-        headers = dict(scope["headers"])
+    def _later(self, answering: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(answering)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _serve(self, route: Route, request: Request, connection: Connection) -> None:
+        arrived = Arrived(route, request, connection, time.perf_counter())
+        if request.method != "POST":
+            refusal = Refusal(405, f"use POST, not {request.method}", code="method_not_allowed")
+            return send_refusal(connection, refusal, route.dialect)
+        if (
+            self._restoring is not None
+            and (digest := self._rollouts.unknown_key(request.headers)) is not None
+        ):
+            return self._later(self._restored(arrived, self._restoring, digest))
+        self._known(arrived)
+
+    async def _restored(self, arrived: Arrived, restoring: Restoring, key_digest: bytes) -> None:
         try:
-            body = await read_body(receive)
-            if scope["method"] != "POST":
-                raise Refusal(405, f"use POST, not {scope['method']}", code="method_not_allowed")
-            if self._restoring is not None and (digest := self._rollouts.unknown_key(headers)) is not None:
-                await self._restoring.by_key(digest)
-            admission, sample_id = self._rollouts.identify(headers, route.rollout_id)
+            await restoring.by_key(key_digest)
         except StoreError as error:
             refusal = Refusal(503, f"the rollout could not be looked up: {error}", code="store_error")
-            return await send_refusal(send, refusal, route.dialect)
-        except Refusal as refusal:
-            return await send_refusal(send, refusal, route.dialect)
-        except ClientGoneError:
-            return None
+            return send_refusal(arrived.connection, refusal, arrived.route.dialect)
+        if not arrived.connection.gone:
+            self._known(arrived)
+
+    def _known(self, arrived: Arrived) -> None:
+        request, connection, dialect = arrived.request, arrived.connection, arrived.route.dialect
         try:
-            call = route.dialect.parse(body, for_policy=self._target.is_policy, recall=admission.answers.get)
-            admission.check_named("body", call.rollout_id)
-            call = await admission.with_tools(call)
-            if route.counts:
-                return await self._count(route, admission, sample_id, call, send)
-            attempt = _attempt(route, admission, sample_id, call, headers, body)
+            admission, sample_id = self._rollouts.identify(request.headers, arrived.route.rollout_id)
         except Refusal as refusal:
-            return await send_refusal(send, admission.rollout.refused(refusal), route.dialect)
-        exchange = Exchange(
-            admission, sample_id, call, attempt, route.dialect, self._target, started, self._heartbeat_seconds
-        )
-        return await exchange.respond(receive, send)
+            return send_refusal(connection, refusal, dialect)
+        try:
+            call = dialect.parse(
+                request.body, for_policy=self._target.is_policy, recall=admission.answers.get
+            )
+            admission.check_named("body", call.rollout_id)
+            if admission.waits_for_tools(call):
+                return self._later(self._with_tools(arrived, admission, sample_id, call))
+            self._admitted(arrived, admission, sample_id, call)
+        except Refusal as refusal:
+            send_refusal(connection, admission.rollout.refused(refusal), dialect)
 
-    async def _count(
-        self, route: Route, admission: Admission, sample_id: str, call: ModelCall, send: Send
+    async def _with_tools(
+        self, arrived: Arrived, admission: Admission, sample_id: str, call: ModelCall
     ) -> None:
-        tree = admission.rollout.tree(sample_id, self._target.new_tree())
-        await send_json(send, 200, route.dialect.counted(self._target.count(call, tree)))
+        try:
+            call = await admission.with_tools(call)
+            if not arrived.connection.gone:
+                self._admitted(arrived, admission, sample_id, call)
+        except Refusal as refusal:
+            send_refusal(arrived.connection, admission.rollout.refused(refusal), arrived.route.dialect)
 
-    async def _models(self, path: str, send: Send) -> None:
+    def _admitted(self, arrived: Arrived, admission: Admission, sample_id: str, call: ModelCall) -> None:
+        """Raises Refusal."""
+        route, connection = arrived.route, arrived.connection
+        if route.counts:
+            tree = admission.rollout.tree(sample_id, self._target.new_tree)
+            return connection.answer(200, route.dialect.counted(self._target.count(call, tree)))
+        Exchange(
+            admission,
+            sample_id,
+            call,
+            _attempt(arrived, admission, sample_id, call),
+            route.dialect,
+            self._target,
+            connection,
+            arrived.at,
+            self._heartbeat_seconds,
+        ).begin()
+
+    def _models(self, path: str, connection: Connection) -> None:
         name = path.rpartition("/models")[2].removeprefix("/")
         if name and name not in MODEL_NAMES:
             refusal = Refusal(404, f"there is no model {name!r} here: {MODEL!r} is", code="model_not_found")
-            return await send_refusal(send, refusal, chat)
-        await send_json(send, 200, orjson.dumps(_MODEL if name else _MODEL_LIST))
+            return send_refusal(connection, refusal, chat)
+        connection.answer(200, orjson.dumps(_MODEL if name else _MODEL_LIST))
 
 
-def _attempt(
-    route: Route,
-    admission: Admission,
-    sample_id: str,
-    call: ModelCall,
-    headers: dict[bytes, bytes],
-    body: bytes,
-) -> Attempt:
+def _problem(request: Request) -> Refusal:
+    """What is wrong with a request before anybody reads what it says."""
+    if request.problem == 413:
+        problem = f"the body is larger than {MAX_BODY_BYTES} bytes"
+        return Refusal(413, problem, code="request_too_large")
+    if request.problem == 431:
+        return Refusal(431, f"the headers are larger than {MAX_HEAD_BYTES} bytes", code="request_too_large")
+    return Refusal(400, "this is no HTTP/1.1 request", code="invalid_http")
+
+
+def _attempt(arrived: Arrived, admission: Admission, sample_id: str, call: ModelCall) -> Attempt:
     """The attempt that this request asks for again, or a new one. Raises Refusal."""
+    prefix, headers = arrived.route.dialect.ID_PREFIX, arrived.request.headers
     rollout, retries = admission.rollout, admission.retries
-    request = fingerprint(route.dialect.ID_PREFIX, sample_id, body)
+    request = fingerprint(prefix, sample_id, arrived.request.body)
     attempt = retries.find(request, headers, sample_id)
     if attempt is not None and (attempt.answered or attempt.work is not None):
         return attempt
-    rollout.check_limits()
+    rollout.check_limits(call.n if attempt is None else len(attempt.seeds) - len(attempt.replies))
     if attempt is not None:
         return attempt
     number = rollout.next_call_id().removeprefix(chat.ID_PREFIX)
     seeds = [rollout.next_seed(sample_id) for _ in range(call.n)]
-    return retries.begin(route.dialect.ID_PREFIX + number, request, seeds, headers, sample_id)
+    return retries.begin(prefix + number, request, seeds, headers, sample_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +287,16 @@ class Route:
     dialect: Dialect
     counts: bool  # asked for the number of tokens only
     rollout_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request that goes to a dialect."""
+
+    route: Route
+    request: Request
+    connection: Connection
+    at: float  # time.perf_counter()
 
 
 _ENDS = {end: Route(dialect, False) for end, dialect in DIALECTS.items()}
@@ -305,14 +327,6 @@ _MODEL = {
 _MODEL_LIST = {
     "object": "list", "data": [_MODEL], "has_more": False, "first_id": MODEL, "last_id": MODEL,
 }  # fmt: skip
-
-
-class _Server(uvicorn.Server):
-    """Leaves the process's signals alone: they belong to the command line."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 @functools.cache

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
 
 import orjson
 
@@ -71,6 +71,15 @@ class CallCounts:
 
 def _calls(count: int) -> str:
     return "1 call" if count == 1 else f"{count} calls"
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """What is being done for one call: answering it, then recording the answers."""
+
+    turns: int  # that it will add and has not added yet
+    recording: bool = False  # not stopped any more: a turn is recorded whole or not at all
+    task: asyncio.Task[list[Reply]] = field(init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +157,19 @@ class OpenRollout:
         self._calls_of_sample: dict[str, int] = {}
         self._taken_seeds: set[tuple[str, int]] = set()  # by sample: of calls that an earlier life answered
         self._num_calls = 0
-        self._running: set[asyncio.Task[Any]] = set()
-        self._writing: set[asyncio.Task[Turn]] = set()
+        self._running: set[Work] = set()
         self._recording = asyncio.Lock()
 
     @property
     def kept_tokens(self) -> int:
         return sum(kept.kept_tokens for kept in self.turns)
 
-    def tree(self, sample_id: str, new: ConversationTree) -> ConversationTree:
-        """The tree of the sample; `new` becomes it at its first call."""
-        return self._trees.setdefault(sample_id, new)
+    def tree(self, sample_id: str, new: Callable[[], ConversationTree]) -> ConversationTree:
+        """The tree of the sample, a `new` one at its first call."""
+        tree = self._trees.get(sample_id)
+        if tree is None:
+            tree = self._trees[sample_id] = new()
+        return tree
 
     def next_seed(self, sample_id: str) -> int:
         """The seed of the sample's next call: the same in every run of the same rollout seed."""
@@ -172,16 +183,17 @@ class OpenRollout:
         self._num_calls += 1
         return f"chatcmpl-{self.rollout_id}-{self._num_calls}"
 
-    def check_limits(self) -> None:
-        """Raise Refusal when the rollout may make no further call."""
+    def check_limits(self, turns: int = 1) -> None:
+        """Raise Refusal when the rollout may not take this many turns more, those under way counted."""
         if self.sealed:
             raise self.has_ended()
-        if self._max_turns is not None and len(self.turns) + len(self._running) >= self._max_turns:
-            raise Refusal(
-                403,
-                f"the rollout may take {self._max_turns} turns and has used them",
-                code="turn_limit_reached",
-            )
+        if self._max_turns is not None:
+            rest = self._max_turns - len(self.turns) - sum(work.turns for work in self._running)
+            if rest < turns:
+                used = "has used them" if rest < 1 else f"has {rest} left, fewer than the {turns} asked for"
+                raise Refusal(
+                    403, f"the rollout may take {self._max_turns} turns and {used}", code="turn_limit_reached"
+                )
         if self._token_budget is not None and self._spent_tokens >= self._token_budget:
             raise Refusal(
                 403,
@@ -194,10 +206,12 @@ class OpenRollout:
             409, f"rollout {self.rollout_id} has ended: nothing is added to it", code="rollout_ended"
         )
 
-    def run(self, task: asyncio.Task[Any]) -> None:
-        """Tie a task to the rollout: `seal` cancels it and waits for it."""
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+    def begun(self, work: Work) -> None:
+        """Tie the work to the rollout: `seal` stops it, or waits for what is being recorded."""
+        self._running.add(work)
+
+    def ended(self, work: Work) -> None:
+        self._running.discard(work)
 
     def refused(self, refusal: Refusal, sample_id: str = "") -> Refusal:
         """Count a refusal, and hand it back. `sample_id` is of a call that went as far as the model."""
@@ -216,31 +230,18 @@ class OpenRollout:
         self.counts.failures[sample_id] = CallFailure(kind, message)
 
     async def record(
-        self, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float, note: str
+        self, work: Work, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float, note: str
     ) -> Reply:
-        """Give the answer its place, durably. Not interrupted half-way when the call is cancelled."""
-        writing = asyncio.create_task(self._record(sample_id, call, answer, latency_ms, note))
-        self._writing.add(writing)
-        writing.add_done_callback(self._written)
-        turn = await asyncio.shield(writing)
-        if call.rollout_id is None:  # the answer shows no tokens, and replies are remembered for retries
-            turn = self.turns[turn.ordinal].turn
-        return Reply(turn, answer.token_logprobs)
-
-    def _written(self, writing: asyncio.Task[Turn]) -> None:
-        self._writing.discard(writing)
-        if not writing.cancelled():
-            writing.exception()  # seen: when the call was cancelled meanwhile, there is nobody left to tell
-
-    async def _record(
-        self, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float, note: str
-    ) -> Turn:
+        """Give the answer its place, durably. The work is `recording`, so nobody stops it half-way."""
         async with self._recording:
             turn = self._turn(len(self.turns), sample_id, call, answer, latency_ms)
             await self._store.append_turn(turn, note)
             self._keep(turn, answer.placement)
+        work.turns -= 1
         self.counts.failures.pop(sample_id, None)
-        return turn
+        # Without its tokens where the answer shows none: replies are remembered for retries.
+        shown = self.turns[turn.ordinal].turn if call.rollout_id is None else turn
+        return Reply(shown, answer.token_logprobs)
 
     def _keep(self, turn: Turn, placement: Placement) -> None:
         parent = None if turn.parent is None else self.turns[turn.parent]
@@ -302,20 +303,16 @@ class OpenRollout:
     async def seal(self) -> list[Turn]:
         """End the rollout: cancel its calls, wait for what is being recorded; all turns."""
         self.sealed = True
-        for task in self._running:
-            task.cancel()
-        await _all_done(self._running)
-        await _all_done(self._writing)  # not cancelled: a turn is recorded whole or not at all
+        for work in self._running:
+            if not work.recording:
+                work.task.cancel()
+        if self._running:
+            await asyncio.wait([work.task for work in self._running])
         self._trees.clear()
         whole: list[Turn] = []
         for kept in self.turns:
             whole.append(kept.whole(whole))
         return whole
-
-
-async def _all_done(tasks: set[asyncio.Task[Any]] | set[asyncio.Task[Turn]]) -> None:
-    if tasks:
-        await asyncio.wait(set(tasks))
 
 
 def derive_seed(rollout_seed: int, sample_id: str, position: int) -> int:

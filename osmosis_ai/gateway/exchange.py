@@ -1,35 +1,38 @@
 """One call on its way through: from its place in the rollout to the last byte of its answer.
 
-The work on a call (answer, then record) is a task of its own. It belongs to an `Attempt`, which several
-requests may wait for: see `retries.py`. When the last of them has gone away, the work is stopped, unless the
-answer is being recorded already: a turn is recorded whole or not at all.
+The work on a call (answer, then record) is a task, the only one that a call costs. It belongs to an
+`Attempt`, which several requests may wait for: see `retries.py`. When the last of them has gone away, the
+work is stopped, unless the answer is being recorded already: a turn is recorded whole or not at all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from osmosis_ai.errors import EngineError, ProviderError, StoreError
 from osmosis_ai.gateway.call import Answer, ModelCall, Refusal, Reply
+from osmosis_ai.gateway.capture import Work
 from osmosis_ai.gateway.dialects.base import Dialect
 from osmosis_ai.gateway.identity import Admission
 from osmosis_ai.gateway.notes import write_note
 from osmosis_ai.gateway.retries import Attempt
-from osmosis_ai.gateway.targets import OnText, Target, own_seed
-from osmosis_ai.gateway.texts import Texts
-from osmosis_ai.gateway.wire import Receive, Send, StreamedBody, send_json, send_refusal
+from osmosis_ai.gateway.server import Connection
+from osmosis_ai.gateway.streams import Stream, send_refusal
+from osmosis_ai.gateway.targets import Target, own_seed
 
 AGENTS_OWN = frozenset({400, 413, 422})  # the agent's own request is at fault, by the provider's word
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(eq=False, slots=True)
 class Exchange:
-    """One request, and the attempt that answers it."""
+    """One request, and the attempt that answers it. A `retries.Waiter`."""
 
     admission: Admission
     sample_id: str
@@ -37,105 +40,91 @@ class Exchange:
     attempt: Attempt
     dialect: Dialect
     target: Target
+    connection: Connection
     started: float  # time.perf_counter()
     heartbeat_seconds: float
+    stream: Stream | None = None  # of a call that streams
 
-    async def respond(self, receive: Receive, send: Send) -> None:
-        if self.attempt.answered:  # by an earlier request: nothing is sampled
-            await self._replay(receive, send)
-        elif self.call.stream:
-            await self._stream(receive, send)
-        else:
-            await self._plain(receive, send)
-
-    async def _replay(self, receive: Receive, send: Send) -> None:
-        attempt, body = self.attempt, StreamedBody(send)
-        gone = asyncio.ensure_future(receive())
-        await asyncio.sleep(0)
-        if gone.done():  # this client has gone away too: the answer is for the next
-            return
-        gone.cancel()
+    def begin(self) -> None:
+        """Answer now what has been answered before; else when the work on the call is over."""
+        attempt = self.attempt
         if self.call.stream:
             events = self.dialect.events(attempt.call_id, self.call)
-            await body.end(events.start() + events.finish(attempt.replies))
+            self.stream = Stream(self.connection, events, self.dialect.HEARTBEAT, self.heartbeat_seconds)
+        if attempt.answered:  # by an earlier request: nothing is sampled
+            return self._reply(attempt.replies)
+        attempt.waiters.append(self)
+        self.connection.on_gone = self._left
+        if attempt.work is None:
+            self._start()
+
+    def _start(self) -> None:
+        work = Work(self.call.n - len(self.attempt.replies))
+        work.task = asyncio.get_running_loop().create_task(self._work(work))
+        work.task.add_done_callback(partial(self._over, work))
+        self.attempt.work = work
+        self.admission.rollout.begun(work)
+
+    def _over(self, work: Work, _: asyncio.Task[list[Reply]]) -> None:
+        self.admission.rollout.ended(work)
+        self.attempt.ended(work)
+
+    def _left(self) -> None:
+        """The client went away; whether the work is stopped, the attempt decides."""
+        if self.stream is not None:
+            self.stream.stop()
+        if self.attempt.leave(self):
+            self.admission.rollout.counts.abandoned += 1
+
+    def ended(self, task: asyncio.Task[list[Reply]]) -> None:
+        """The work is over: the answer, or what became of it."""
+        outcome = self._outcome(task)
+        if not isinstance(outcome, Refusal):
+            self._reply(outcome)
+        elif self.stream is not None:
+            self.stream.refuse(outcome, self.dialect)
         else:
-            await send_json(send, 200, self.dialect.plain(attempt.call_id, self.call, attempt.replies))
-        self.admission.retries.arrived(attempt)
+            send_refusal(self.connection, outcome, self.dialect)
 
-    async def _plain(self, receive: Receive, send: Send) -> None:
-        with self._waiting(receive, None) as (work, gone):
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
-                return self._left(work)
-            outcome = self._outcome(work)
-            if isinstance(outcome, Refusal):
-                await send_refusal(send, outcome, self.dialect)
+    def _reply(self, replies: Sequence[Reply]) -> None:
+        try:
+            if self.stream is not None:
+                self.stream.finish(replies)
             else:
-                attempt = self.attempt
-                await send_json(send, 200, self.dialect.plain(attempt.call_id, self.call, outcome))
-                self.admission.retries.arrived(attempt)
+                self.connection.answer(200, self.dialect.plain(self.attempt.call_id, self.call, replies))
+        except Exception:  # a fault of ours in the dialect: the client must not wait for ever
+            logger.exception("call %s cannot be answered", self.attempt.call_id)
+            return self.connection.abort()
+        self.admission.retries.arrived(self.attempt)
 
-    async def _stream(self, receive: Receive, send: Send) -> None:
-        """Nothing is sent before there is something to say, so an early failure has a status of its own."""
-        texts = Texts(self.heartbeat_seconds)
-        events = self.dialect.events(self.attempt.call_id, self.call)
-        body, opening = StreamedBody(send), events.start()
-        with self._waiting(receive, texts) as (work, gone):
-            for task in (work, gone):
-                task.add_done_callback(texts.end)
-            while not (work.done() or gone.done()):
-                pieces = await texts.next()
-                if pieces is None:
-                    await body.send(self.dialect.HEARTBEAT)
-                elif pieces:
-                    for index, text in pieces:
-                        opening += events.text(index, text)
-                    await body.send(opening)
-                    opening = b""
-            if gone.done():
-                return self._left(work)
-            outcome = self._outcome(work)
-            if not isinstance(outcome, Refusal):
-                await body.end(opening + events.finish(outcome))
-                self.admission.retries.arrived(self.attempt)
-            elif body.started:
-                await body.end(events.error(outcome))
-            else:
-                await send_refusal(send, outcome, self.dialect)
-
-    def _waiting(self, receive: Receive, texts: Texts | None) -> _Waiting:
-        attempt = self.attempt
-        work = attempt.work
-        if work is None:
-            work = asyncio.create_task(self._work(texts))
-            attempt.work = work
-            work.add_done_callback(attempt.ended)
-            self.admission.rollout.run(work)
-        return _Waiting(attempt, work, receive)
-
-    async def _work(self, texts: Texts | None) -> list[Reply]:
+    async def _work(self, work: Work) -> list[Reply]:
         """Answer and record: the part that a disconnect or the end of the rollout cancels."""
         attempt, call = self.attempt, self.call
         rollout, retries = self.admission.rollout, self.admission.retries
-        answers = await self._answers(texts)
-        attempt.recording = True
+        answers = await self._answers()
+        work.recording = True
         latency_ms = (time.perf_counter() - self.started) * 1000
         for answer in answers:
             note = write_note(attempt, call, answer.placement, retries.newly_arrived())
-            reply = await rollout.record(self.sample_id, call, answer, latency_ms, note)
+            reply = await rollout.record(work, self.sample_id, call, answer, latency_ms, note)
             retries.recorded(attempt, reply)
         if call.continuable:
             self.admission.keep(attempt.call_id, call, attempt.replies[0])
         return attempt.replies
 
-    async def _answers(self, texts: Texts | None) -> Sequence[Answer]:
+    async def _answers(self) -> Sequence[Answer]:
         """The answers that are not recorded yet, all of them or none."""
-        rollout = self.admission.rollout
-        tree = rollout.tree(self.sample_id, self.target.new_tree())
-        missing = range(len(self.attempt.replies), self.call.n)
+        rollout, call = self.admission.rollout, self.call
+        tree = rollout.tree(self.sample_id, self.target.new_tree)
         answering = [
-            self.target.answer(self.call, tree, rollout.defaults, self._seed(index), _on_text(texts, index))
-            for index in missing
+            self.target.answer(
+                call,
+                tree,
+                rollout.defaults,
+                self._seed(index),
+                None if self.stream is None else partial(self.stream.text, index),
+            )
+            for index in range(len(self.attempt.replies), call.n)
         ]
         if len(answering) == 1:
             return [await answering[0]]
@@ -150,20 +139,15 @@ class Exchange:
         own = own_seed(self.call)
         return self.attempt.seeds[index] if own is None else own + index
 
-    def _left(self, work: asyncio.Task[list[Reply]]) -> None:
-        """The client went away; whether the work is stopped, the attempt decides."""
-        if not work.done() and not self.attempt.recording:
-            self.admission.rollout.counts.abandoned += 1
-
-    def _outcome(self, work: asyncio.Task[list[Reply]]) -> list[Reply] | Refusal:
+    def _outcome(self, task: asyncio.Task[list[Reply]]) -> list[Reply] | Refusal:
         """What the finished work came to. This is where a failure of a call is attributed."""
         rollout = self.admission.rollout
-        if work.cancelled():  # by `seal`: nothing else cancels work that is still waited for
+        if task.cancelled():  # by `seal`: nothing else cancels work that is still waited for
             rollout.counts.abandoned += 1
             return rollout.has_ended()
-        error = work.exception()
+        error = task.exception()
         if error is None:
-            return work.result()
+            return task.result()
         if isinstance(error, Refusal):
             return rollout.refused(error, self.sample_id)
         kind, refusal = _attributed(error)
@@ -171,30 +155,6 @@ class Exchange:
             return rollout.refused(refusal, self.sample_id)
         rollout.failed(self.sample_id, kind, str(refusal))
         return refusal
-
-
-class _Waiting:
-    """While a request waits: the work, and a task that ends when the client goes away."""
-
-    def __init__(self, attempt: Attempt, work: asyncio.Task[list[Reply]], receive: Receive) -> None:
-        self._attempt = attempt
-        self._work = work
-        # The body has been read, so the next message can only be the disconnect.
-        self._gone: asyncio.Task[Any] = asyncio.ensure_future(receive())
-
-    def __enter__(self) -> tuple[asyncio.Task[list[Reply]], asyncio.Task[Any]]:
-        self._attempt.waiters += 1
-        return self._work, self._gone
-
-    def __exit__(self, *_: object) -> None:
-        self._gone.cancel()
-        self._attempt.leave()
-
-
-def _on_text(texts: Texts | None, index: int) -> OnText | None:
-    if texts is None:
-        return None
-    return partial(texts.put, index)
 
 
 def _attributed(error: BaseException) -> tuple[str, Refusal]:

@@ -52,10 +52,12 @@ class Admission:
             problem = f"the key belongs to rollout {self.rollout.rollout_id}, but the {place} names {named}"
             raise Refusal(403, f"{problem}. A key opens its own rollout only", code="wrong_rollout")
 
+    def waits_for_tools(self, call: ModelCall) -> bool:
+        return self.tools is not None and not call.tools
+
     async def with_tools(self, call: ModelCall) -> ModelCall:
         """The call; with the rollout's tools where it brings none. It may come before these are known."""
-        if call.tools or self.tools is None:
-            return call
+        assert self.tools is not None
         return replace(call, tools=await asyncio.shield(self.tools))
 
     def offer_tools(self, tools: list[ToolSchema]) -> None:

@@ -99,7 +99,7 @@ def restored(record: AdmissionRecord, answered: Answered, store: Store, target: 
 def _restore_turns(rollout: OpenRollout, answered: Answered, target: Target) -> None:
     last_of_sample = {turn.sample_id: turn.ordinal for turn, _ in answered}
     for turn, note in answered:
-        tree = rollout.tree(turn.sample_id, target.new_tree())
+        tree = rollout.tree(turn.sample_id, target.new_tree)
         newest = last_of_sample[turn.sample_id] == turn.ordinal
         placement: Placement
         if note.raw_text and isinstance(tree, SampleTree):
@@ -119,7 +119,7 @@ def _restore_retries(admission: Admission, answered: Answered, target: Target) -
             attempt = Attempt(note.call_id, note.request, note.seeds, now + note.began, note.key)
             attempts[note.call_id] = attempt
             admission.retries.add(attempt)
-        tree = rollout.tree(turn.sample_id, target.new_tree())
+        tree = rollout.tree(turn.sample_id, target.new_tree)
         shown = turn if note.tokens else rollout.turns[turn.ordinal].turn
         reply = Reply(shown, tree.token_logprobs(turn) if note.logprobs else None)
         admission.retries.recorded(attempt, reply)

@@ -41,11 +41,21 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Protocol
 
 from osmosis_ai.gateway.call import Refusal, Reply
+from osmosis_ai.gateway.capture import Work
 
 WINDOW_SECONDS = 600.0  # as long as the official clients wait for an answer
 MAX_ATTEMPTS = 1000  # of one rollout
+
+
+class Waiter(Protocol):
+    """A request that waits for the work on its call."""
+
+    def ended(self, task: asyncio.Task[list[Reply]]) -> None:
+        """The work is over: done, failed or cancelled."""
+        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -58,9 +68,8 @@ class Attempt:
     began: float  # time.monotonic()
     key: bytes | None = None  # of sample and idempotency key
     replies: list[Reply] = field(default_factory=list)
-    work: asyncio.Task[list[Reply]] | None = None
-    waiters: int = 0  # requests that wait for the work
-    recording: bool = False  # the answer is there and is being stored: not stopped any more
+    work: Work | None = None
+    waiters: list[Waiter] = field(default_factory=list)
     sent: bool = False  # to a client that was there to the end
     continued: bool = False  # a later call has the answer in its history
 
@@ -71,22 +80,32 @@ class Attempt:
     @property
     def lost(self) -> bool:
         """Nobody has got the answer, and nobody waits for it."""
-        return not self.sent and self.waiters == 0
+        return not self.sent and not self.waiters
 
-    def leave(self) -> None:
-        """One request less waits for the work; the last one stops it."""
-        self.waiters -= 1
+    def leave(self, waiter: Waiter) -> bool:
+        """One request less waits; the last one stops the work, unless it is recording already.
+
+        Whether the call may still be stopped, by this one or a later one that leaves.
+        """
+        self.waiters.remove(waiter)
         work = self.work
-        if self.waiters == 0 and work is not None and not work.done() and not self.recording:
+        if work is None or work.recording:
+            return False
+        if not self.waiters:
             self.work = None
-            work.cancel()
+            work.task.cancel()
+        return True
 
-    def ended(self, work: asyncio.Task[list[Reply]]) -> None:
-        if self.work is work:
-            self.work = None
-            self.recording = False
-        if not work.cancelled():
-            work.exception()  # seen: there may be nobody left to tell
+    def ended(self, work: Work) -> None:
+        """The work is over: tell who waits for it."""
+        if not work.task.cancelled():
+            work.task.exception()  # seen: there may be nobody left to tell
+        if self.work is not work:  # it was stopped, and those who wait now wait for another
+            return
+        self.work = None
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter.ended(work.task)
 
 
 class Retries:
@@ -122,7 +141,7 @@ class Retries:
             return None
         at_work = [attempt for attempt in equal if not attempt.sent]
         if at_work:
-            return min(at_work, key=lambda attempt: attempt.waiters)
+            return min(at_work, key=lambda attempt: len(attempt.waiters))
         unproven = [attempt for attempt in equal if not attempt.continued]
         return unproven[-1] if unproven else None
 
@@ -173,10 +192,10 @@ class Retries:
             known.clear()
 
     def _is_fresh(self, attempt: Attempt) -> bool:
-        return attempt.waiters > 0 or self._clock() - attempt.began < WINDOW_SECONDS
+        return bool(attempt.waiters) or self._clock() - attempt.began < WINDOW_SECONDS
 
     def _is_over(self, attempt: Attempt) -> bool:
-        too_many = len(self._attempts) >= MAX_ATTEMPTS and attempt.waiters == 0
+        too_many = len(self._attempts) >= MAX_ATTEMPTS and not attempt.waiters
         return too_many or not self._is_fresh(attempt)
 
     def _forget(self, attempt: Attempt) -> None:

@@ -6,9 +6,9 @@ whole, in the very call that received it, and a client that goes away is a callb
 
     bytes -> Connection -> handle(request, connection)  ...  connection.answer(200, body) -> bytes
 
-A connection has one request at a time; what a client sends behind it waits until it has been answered. Bodies
-are as long as `MAX_BODY_BYTES`, heads `MAX_HEAD_BYTES`, connections may be quiet for `QUIET_SECONDS`. Not here:
-TLS, HTTP/2, WebSockets, compression.
+A connection has one request at a time; what a client sends behind it waits until it has been answered.
+Bodies have at most `MAX_BODY_BYTES`, heads `MAX_HEAD_BYTES`; connections may be quiet for `QUIET_SECONDS`.
+Not here: TLS, HTTP/2, WebSockets, compression.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
-from time import time
+from time import monotonic, time
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import httptools
 
@@ -32,6 +33,8 @@ QUIET_SECONDS = 120.0  # longer than the agents' pools keep a connection, so tha
 SWEEP_SECONDS = 5.0
 GRACE_SECONDS = 1.0  # for answers on their way at the end
 
+JSON = b"content-type: application/json\r\n"
+_EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -47,6 +50,12 @@ class Request:
     chunked: bool  # whether its client reads a body in chunks: HTTP/1.1
     body: bytes = b""
     problem: int = 0  # 413, 431, 400: the status that it must be answered with
+
+    @property
+    def path(self) -> str:
+        """Without the query, decoded."""
+        path = self.target.partition(b"?")[0]
+        return (unquote_to_bytes(path) if b"%" in path else path).decode("utf-8", "replace")
 
 
 Handle = Callable[[Request, "Connection"], None]
@@ -78,16 +87,16 @@ class Connection(asyncio.Protocol):
         self._streaming = False
         self._deaf = False  # nothing that comes is read any more
         self._full = False  # the client does not read what it gets
-        self.quiet_since = server.now()
+        self.quiet_since = monotonic()
 
     # --- for the handler
 
-    def answer(self, status: int, body: bytes, headers: bytes = b"") -> None:
-        """A whole response of JSON; `headers` are further lines, each with its end."""
+    def answer(self, status: int, body: bytes, headers: bytes = JSON) -> None:
+        """A whole response; `headers` are lines, each with its end."""
         request = self._request
         if request is None or self.gone:
             return
-        head = b"HTTP/1.1 %d %b\r\n%bcontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n" % (
+        head = b"HTTP/1.1 %d %b\r\n%b%bcontent-length: %d\r\n\r\n" % (
             status,
             _REASONS.get(status, b""),
             self._common(request),
@@ -125,14 +134,11 @@ class Connection(asyncio.Protocol):
     def _stream_head(self, request: Request) -> bytes:
         request.keep_alive = request.keep_alive and request.chunked  # else its end is the connection's
         framing = b"transfer-encoding: chunked\r\n" if request.chunked else b""
-        return b"HTTP/1.1 200 OK\r\n%bcontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n%b\r\n" % (
-            self._common(request),
-            framing,
-        )
+        return b"HTTP/1.1 200 OK\r\n%b%b%b\r\n" % (self._common(request), _EVENTS, framing)
 
     def _answered(self, request: Request) -> None:
         self._request = self.on_gone = None
-        self.quiet_since = self._server.now()
+        self.quiet_since = monotonic()
         if request.problem:
             self._linger()
         elif not request.keep_alive or self._server.closing:
@@ -141,7 +147,7 @@ class Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._next)
 
     def _linger(self) -> None:
-        """The client may still be sending: what it sends is thrown away, so that it comes to read the answer."""
+        """The client may still be sending: that is thrown away, so that it comes to read the answer."""
         self._deaf = True
         self._ahead.clear()
         if self._transport.can_write_eof():
@@ -156,7 +162,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self.quiet_since = self._server.now()
+        self.quiet_since = monotonic()
         if self._in_head:
             self._head_bytes += len(data)
         try:
@@ -229,10 +235,10 @@ class Connection(asyncio.Protocol):
             "" if problem == 400 else parser.get_method().decode("ascii"),
             arriving.target,
             arriving.headers,
-            bool(parser.should_keep_alive()) and not problem,
-            problem == 400 or parser.get_http_version() == "1.1",
-            b"" if problem else arriving.pieces[0] if len(arriving.pieces) == 1 else b"".join(arriving.pieces),
-            problem,
+            keep_alive=not problem and parser.should_keep_alive(),
+            chunked=problem == 400 or parser.get_http_version() == "1.1",
+            body=b"" if problem else b"".join(arriving.pieces),
+            problem=problem,
         )
         if self._request is None and not self._ahead and not self._full:
             return self._begin(request)
@@ -264,7 +270,6 @@ class HttpServer:
 
     async def start(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self.now = loop.time
         self._listening = await loop.create_server(lambda: Connection(self), sock=listener)
         self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep)
 
@@ -275,10 +280,10 @@ class HttpServer:
             self._listening.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
-        deadline = self.now() + GRACE_SECONDS
-        while self.connections and self.now() < deadline:
+        deadline = monotonic() + GRACE_SECONDS
+        while self.connections and monotonic() < deadline:
             for connection in list(self.connections):
-                connection.close_if_idle(self.now())
+                connection.close_if_idle(monotonic())
             await asyncio.sleep(0.001)
         for connection in list(self.connections):
             connection.abort()
@@ -291,7 +296,7 @@ class HttpServer:
         return self._date[1]
 
     def _sweep(self) -> None:
-        quiet_before = self.now() - QUIET_SECONDS
+        quiet_before = monotonic() - QUIET_SECONDS
         for connection in list(self.connections):
             connection.close_if_idle(quiet_before)
         self._sweeping = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)

@@ -22,6 +22,7 @@ from osmosis_ai.engine.base import Completion
 from osmosis_ai.engine.policy import chat_template
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.render import PieceEncoder, TemplateRenderer
+from osmosis_ai.gateway.server import Request
 from osmosis_ai.gateway.targets import PolicyTarget
 from osmosis_ai.train.samples import training_samples
 from osmosis_ai.types import Rollout
@@ -93,6 +94,18 @@ class NastyEngine:
         return [token_id for piece in pieces for token_id in self.renderer.encode(piece)]
 
 
+class Client:
+    """Stands in for a connection."""
+
+    gone = False
+
+    def __init__(self):
+        self.answered = asyncio.get_running_loop().create_future()
+
+    def answer(self, status, body, headers=b""):
+        self.answered.set_result((status, body))
+
+
 class Play:
     """One rollout: an agent that calls the gateway, and what came of it."""
 
@@ -107,28 +120,22 @@ class Play:
         self.tools = [ADD] if tools else []
 
     async def ask(self, messages, sample="main", **headers):
-        """POST a call through the gateway's ASGI interface; the assistant message."""
+        """A call to the gateway, without the network; the assistant message."""
         body = {"model": "osmosis-rollout", "messages": messages, "tools": self.tools}
         named = {"authorization": f"Bearer {self.key}", "x-sample-id": sample, **headers}
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
-            "headers": [(name.encode(), value.encode()) for name, value in named.items()],
-        }  # fmt: skip
-        incoming = [{"type": "http.request", "body": json.dumps(body).encode()}]
-        sent = []
-
-        async def receive():
-            if not incoming:
-                await asyncio.Event().wait()
-            return incoming.pop()
-
-        async def send(message):
-            sent.append(message)
-
-        await self.gateway(scope, receive, send)
-        answer = json.loads(sent[1]["body"])
-        assert sent[0]["status"] == 200, answer
-        return answer["choices"][0]["message"]
+        request = Request(
+            "POST",
+            b"/v1/chat/completions",
+            {name.encode(): value.encode() for name, value in named.items()},
+            keep_alive=True,
+            chunked=True,
+            body=json.dumps(body).encode(),
+        )
+        client = Client()
+        self.gateway.handle(request, client)
+        status, answer = await client.answered
+        assert status == 200, answer
+        return json.loads(answer)["choices"][0]["message"]
 
     def respelled(self, message):
         """As some framework might send it back; not an edit."""
