@@ -40,8 +40,8 @@ class Forgetful(Gateway):
         super().__init__(target, store)
         self.target, self.store = target, store
 
-    async def __call__(self, scope, receive, send):
-        await Gateway(self.target, self.store, restores="gateway")(scope, receive, send)
+    def handle(self, request, connection):
+        Gateway(self.target, self.store, restores="gateway").handle(request, connection)
 
 
 @pytest.fixture
