@@ -9,7 +9,7 @@ import pytest
 
 from osmosis_ai.cli.display import Display, EvalProgress, TrainProgress, first_line, step_parts, wrapped
 from osmosis_ai.cli.eval import exit_code, report_text
-from osmosis_ai.cli.transcript import transcript
+from osmosis_ai.cli.transcript import message_lines, transcript
 from osmosis_ai.eval.run import summarise
 from osmosis_ai.store.base import StepRecord
 from osmosis_ai.types import Rollout, Sample, Status, Turn
@@ -129,12 +129,60 @@ def test_a_transcript_shows_what_the_model_wrote_and_obeys_none_of_it():
     )
     call = {"function": {"name": NASTY, "arguments": NASTY}}
     turn.response.update({"role": "assistant", "content": NASTY, "tool_calls": [call]})
+    turn.response["reasoning_content"] = NASTY
     done = rollout(0, reason=NASTY)
     done.turns = [turn]
+    done.samples["main"].metrics[NASTY] = 0.5
     text = transcript(done)
-    assert SHOWN in text
+    assert f"   thinks | {SHOWN}" in text
+    assert f"assistant | {SHOWN}" in text
     assert f"calls {SHOWN}({SHOWN})" in text
+    assert f"{SHOWN} 0.5" in text
     assert text.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_content": "7 times 8"},
+        {"reasoning": "7 times 8", "reasoning_content": ""},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "7 times 8"}, {"type": "redacted_thinking"}]},
+    ],
+)
+def test_reasoning_is_shown_before_the_answer_wherever_the_endpoint_puts_it(fields):
+    assert message_lines({"role": "assistant", "content": "56", **fields}) == [
+        "       thinks | 7 times 8",
+        "    assistant | 56",
+    ]
+
+
+def test_each_answer_of_a_transcript_has_its_own_timing_and_an_example_in_the_prompt_has_none():
+    def turn(ordinal, messages, response, milliseconds):
+        parent = ordinal - 1 if ordinal else None
+        return Turn(
+            *("x.r0", "main", ordinal, parent, None, messages, [], response, "stop"),
+            *([], [], [], None, 10, 2 + ordinal, {}, "m", 0, milliseconds),
+        )
+
+    prompt = [{"role": "assistant", "content": "an example"}, {"role": "user", "content": "2 + 2?"}]
+    first, told = {"role": "assistant", "content": "4"}, {"role": "user", "content": "sure?"}
+    done = rollout(0)
+    done.duration_seconds = 2.0
+    done.turns = [
+        turn(0, prompt, first, 1250.0),
+        turn(1, [*prompt, first, told], {"role": "assistant", "content": "yes"}, 500.0),
+    ]
+    assert transcript(done).splitlines() == [
+        "rollout x.r0  row 0  graded  reward 1  2 turns  5 sampled tokens  2.00 s, model calls 1.75 s",
+        "  sample main  reward 1",
+        "    assistant | an example",
+        "         user | 2 + 2?",
+        "    assistant | 4",
+        "              |   [1.25 s, 10 + 2 tokens, stop]",
+        "         user | sure?",
+        "    assistant | yes",
+        "              |   [0.50 s, 10 + 3 tokens, stop]",
+    ]
 
 
 @pytest.mark.parametrize(
