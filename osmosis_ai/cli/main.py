@@ -60,6 +60,7 @@ COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
         "The configuration file.",
         {"schema": ("osmosis_ai.cli.config:schema", "JSON Schema of the TOML, for editors.")},
     ),
+    "drift": ("Where a run's conversations broke, and why.", "osmosis_ai.cli.drift:drift"),
     "report": ("A run as one HTML file.", "osmosis_ai.cli.report:report"),
     "sql": ("SQL on what is stored, read only.", "osmosis_ai.cli.sql:sql"),
 }

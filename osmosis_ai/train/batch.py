@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -98,16 +98,7 @@ def _rollout_rows(
     rollout: Rollout, advantages: dict[str, float], funnel: Funnel, max_sample_tokens: int, group_id: str
 ) -> list[TrainingSample]:
     """The rows of one rollout; its tokens that do not get into them are lost with a reason."""
-    lost = {"sample_removed": 0, "frozen": 0, "not_in_a_sample": 0, "other_model": 0, "too_long": 0}
-    for turn in rollout.turns:
-        if turn.policy_version is None:
-            lost["other_model"] += turn.completion_tokens
-        elif turn.sample_id not in rollout.samples:
-            lost["not_in_a_sample"] += turn.completion_tokens
-        elif rollout.samples[turn.sample_id].frozen:
-            lost["frozen"] += turn.completion_tokens
-        elif turn.sample_id not in advantages:
-            lost["sample_removed"] += turn.completion_tokens
+    lost = {**untrainable_tokens(rollout, advantages), "too_long": 0}
     rows = []
     for row in training_samples(rollout, advantages):
         if len(row.token_ids) > max_sample_tokens:
@@ -121,6 +112,26 @@ def _rollout_rows(
             funnel.lose(reason, int(not trained and reason == main_reason), tokens)
     funnel.trained.add(int(trained > 0), trained)
     return rows if trained else []
+
+
+def untrainable_tokens(rollout: Rollout, samples: Container[str]) -> dict[str, int]:
+    """Sampled tokens of a graded rollout that no step trains, by reason; `samples` are those that count."""
+    lost = {"sample_removed": 0, "frozen": 0, "not_in_a_sample": 0, "other_model": 0}
+    for turn in rollout.turns:
+        if turn.policy_version is None:
+            lost["other_model"] += turn.completion_tokens
+        elif turn.sample_id not in rollout.samples:
+            lost["not_in_a_sample"] += turn.completion_tokens
+        elif rollout.samples[turn.sample_id].frozen:
+            lost["frozen"] += turn.completion_tokens
+        elif turn.sample_id not in samples:
+            lost["sample_removed"] += turn.completion_tokens
+    return lost
+
+
+def counted_samples(rollout: Rollout) -> set[str]:
+    """The ids of the samples that are trained when their group has a signal."""
+    return {sample.sample_id for sample in rollout.samples.values() if _counts(sample)}
 
 
 def _token_mean(rows: list[TrainingSample]) -> tuple[list[TrainingSample], float]:
