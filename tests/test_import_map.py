@@ -47,6 +47,7 @@ MAY_IMPORT = {
         "providers",
         "rollout",
         "store",
+        "train.batch",
     },
     "__main__": {"cli.main"},
     "pytest_plugin": {"config", "controller.opening", "eval", "store.workspace"},

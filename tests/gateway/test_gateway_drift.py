@@ -64,7 +64,7 @@ def with_arguments(text):
         (
             with_message(0, content=SYSTEM["content"].replace("03:07", "04:55")),
             "instructions_changed",
-            'message 0 (system): …" It is 10:03:07 o\'clock." became …" It is 10:04:55 o\'clock."',
+            'message 0 (system): …". It is 10:03:07 o\'clock"… became …". It is 10:04:55 o\'clock"…',
         ),
         (
             with_message(1, content="2 * 3? Hurry."),
