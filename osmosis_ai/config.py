@@ -1,6 +1,6 @@
 """One TOML file for eval and train: what the keys are, what they mean, and every mistake at once.
 
-    [run] [rollout] [dataset] [llm] or [policy] [sampling] [eval] [train] [workflow]
+    [run] [rollout] [dataset] [llm] or [policy] [judge] [sampling] [eval] [train] [workflow]
 
 Each table is a model below; `docs/config.md` and the JSON Schema are made from them. `[workflow]` is free:
 its keys override the fields of the workflow's own config object.
@@ -90,8 +90,8 @@ class DatasetTable(Table):
     seed: int = Field(0, description="Of the draw: the same seed draws the same rows.")
 
 
-class LlmTable(Table):
-    """An external model. Either this or [policy]."""
+class EndpointTable(Table):
+    """A model that answers over HTTP, or a script in its place."""
 
     model: str = Field(description='Model name at the endpoint, or "scripted".')
     base_url: str = Field("", description="OpenAI-compatible endpoint, up to and including /v1.")
@@ -104,6 +104,11 @@ class LlmTable(Table):
         300.0, gt=0, description="Longest wait for one answer, and for a call that gets 429 all in all."
     )
     retries: int = Field(3, ge=0, description="Further tries of a call after 5xx or a lost connection.")
+
+
+class LlmTable(EndpointTable):
+    """An external model. Either this or [policy]."""
+
     input_price: float | None = Field(
         None, ge=0, description="Dollars per million prompt tokens; with output_price, costs are shown."
     )
@@ -111,6 +116,10 @@ class LlmTable(Table):
     cached_input_price: float | None = Field(
         None, ge=0, description="Dollars per million prompt tokens that the endpoint had cached."
     )
+
+
+class JudgeTable(EndpointTable):
+    """A model for the grader to ask (`ctx.judge`). Its tokens are never trained."""
 
 
 class PolicyTable(Table):
@@ -191,6 +200,11 @@ class TrainTable(Table):
     batch_samples: int = Field(32, ge=1, description="sft: conversations per step.")
 
 
+def beside(folder: Path, path: str) -> Path:
+    """A path that a configuration in `folder` names."""
+    return (folder / path).expanduser()
+
+
 class Config(Table):
     """The whole file."""
 
@@ -199,6 +213,7 @@ class Config(Table):
     dataset: DatasetTable
     llm: LlmTable | None = None
     policy: PolicyTable | None = None
+    judge: JudgeTable | None = None
     sampling: SamplingTable = SamplingTable()
     eval: EvalTable = EvalTable()
     train: TrainTable = TrainTable()
@@ -213,7 +228,7 @@ class Config(Table):
 
     def resolve(self, path: str) -> Path:
         """A path of the file, relative to the file."""
-        return (self.source.parent / path).expanduser()
+        return beside(self.source.parent, path)
 
     @property
     def run_name(self) -> str:
@@ -281,8 +296,10 @@ def _cross_checks(file: TomlFile, tables: Mapping[str, Any]) -> Iterator[Finding
             "[llm] and [policy] are both given; "
             "keep one: [llm] for an external model, [policy] for a policy folder.",
         )
-    if "model" in (llm := _table(tables, "llm")):
-        yield from _llm_checks(file, llm)
+    for name in ("llm", "judge"):
+        if "model" in (table := _table(tables, name)):
+            yield from _endpoint_checks(file, name, table)
+    yield from _price_checks(file, _table(tables, "llm"))
 
 
 def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -308,17 +325,21 @@ def _entrypoint_or_url(file: TomlFile, rollout: Mapping[str, Any]) -> Iterator[F
             yield file.finding(["rollout", key], f"rollout.{key} is for {belongs} only; leave it out.")
 
 
-def _llm_checks(file: TomlFile, llm: Mapping[str, Any]) -> Iterator[Finding]:
-    """A model needs a way to be reached, and half a price list would give half the cost."""
-    place = ["llm", "model"]
-    if llm["model"] == "scripted" and not llm.get("script"):
-        yield file.finding(place, 'llm.model = "scripted" needs llm.script = "file.py:function".')
-    if llm["model"] != "scripted" and not llm.get("base_url"):
+def _endpoint_checks(file: TomlFile, name: str, table: Mapping[str, Any]) -> Iterator[Finding]:
+    """A model needs a way to be reached."""
+    place = [name, "model"]
+    if table["model"] == "scripted" and not table.get("script"):
+        yield file.finding(place, f'{name}.model = "scripted" needs {name}.script = "file.py:function".')
+    if table["model"] != "scripted" and not table.get("base_url"):
         yield file.finding(
             place,
-            f"llm.base_url is missing: the endpoint of {llm['model']!r}, "
+            f"{name}.base_url is missing: the endpoint of {table['model']!r}, "
             'e.g. base_url = "http://localhost:8000/v1".',
         )
+
+
+def _price_checks(file: TomlFile, llm: Mapping[str, Any]) -> Iterator[Finding]:
+    """Half a price list would give half the cost."""
     given = [key for key in ("input_price", "output_price", "cached_input_price") if key in llm]
     missing = [f"llm.{key}" for key in ("input_price", "output_price") if given and key not in given]
     if missing:
@@ -335,6 +356,7 @@ TABLES: Mapping[str, type[Table]] = {
     "dataset": DatasetTable,
     "llm": LlmTable,
     "policy": PolicyTable,
+    "judge": JudgeTable,
     "sampling": SamplingTable,
     "eval": EvalTable,
     "train": TrainTable,

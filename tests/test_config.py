@@ -30,6 +30,7 @@ KEYS = {
     "dataset": "path limit offset rows sample seed",
     "llm": "model base_url api_key_env script timeout_seconds retries "
     "input_price output_price cached_input_price",
+    "judge": "model base_url api_key_env script timeout_seconds retries",
     "policy": "path adapter lora_rank dtype device max_requests deterministic",
     "sampling": "temperature top_p max_tokens",
     "eval": "attempts pass_threshold",

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "eval": {
         "controller.dispatch",
         "controller.flight",
+        "controller.judging",
         "datasets",
         "providers.prices",
         "rollout",
@@ -59,7 +60,12 @@ CONCRETE = {
     "providers.openai_compatible": {"controller.external_model"},
     "providers.scripted": {"controller.external_model"},
     "store.sqlite": {"controller.opening", "cli.exchange", "cli.options", "cli.policy", "cli.runs"},
-    "gateway.app": {"controller.opening", "controller.dispatch", "controller.flight"},
+    "gateway.app": {
+        "controller.opening",
+        "controller.dispatch",
+        "controller.flight",
+        "controller.judging",
+    },
 }
 HEAVY = {
     "agents", "aiohttp", "fastapi", "litellm", "matplotlib", "numpy", "pandas", "peft", "starlette",

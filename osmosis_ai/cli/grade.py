@@ -7,15 +7,18 @@ import hashlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
 
 from osmosis_ai.cli.display import Display, first_line
 from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, run_async, workspace_at
-from osmosis_ai.config import NAME, NAME_RULE
+from osmosis_ai.config import NAME, NAME_RULE, JudgeTable, load_config
+from osmosis_ai.controller.identity import endpoint_identity
+from osmosis_ai.controller.judging import Judging
+from osmosis_ai.controller.opening import open_judge
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.grade import NewGrading, grade_again, record_of
 from osmosis_ai.eval.statistics import paired_difference
@@ -23,6 +26,7 @@ from osmosis_ai.eval.stored import StoredRun, dataset_rows, last_words, read_run
 from osmosis_ai.rollout.discovery import load_grader
 from osmosis_ai.store.base import RunRecord, Store
 from osmosis_ai.store.lock import RunLock
+from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout
 
 SHOWN_FAILURES = 3
@@ -38,6 +42,12 @@ SHOWN_CHANGES = 12
     type=click.Path(path_type=Path),
     help="Where the run's dataset (labels, metadata) is, when the config's path does not lead there.",
 )
+@click.option(
+    "--judge",
+    type=click.Path(path_type=Path),
+    metavar="FILE.toml",
+    help="Take [judge] from this file; without it, the one of the run.",
+)
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds of one grade() call.")
 @click.option("--max-concurrent", type=click.IntRange(1), default=16, show_default=True)
 @WORKSPACE
@@ -47,6 +57,7 @@ def grade(
     grader: str,
     name: str | None,
     dataset: Path | None,
+    judge: Path | None,
     timeout: float | None,
     max_concurrent: int,
     workspace: Path,
@@ -66,25 +77,74 @@ def grade(
     digest = hashlib.sha256(Path(inspect.getfile(found)).read_bytes()).hexdigest()[:16]
     named = f"{Path(place).name}:{found.__name__} {digest}"
 
-    async def work() -> tuple[StoredRun, StoredRun]:
-        store = existing_store(workspace_at(workspace))
-        try:
-            origin = await read_run(store, run_id)
-            seconds = timeout or _timeout(origin.record)
-            grading = NewGrading(found, config, named, seconds, max_concurrent)
-            record = record_of(origin, name, grading)
-            rows = dataset_rows(origin.record, dataset)
-            with RunLock(workspace_at(workspace).run_folder(name)):
-                record = await _known(store, record)
-                # what a grader prints is no result of ours
-                with contextlib.redirect_stdout(sys.stderr), display.bar("grading"):
+    asked = _Asked(run_id, name, dataset, judge, timeout, workspace_at(workspace))
+    grading = NewGrading(found, config, named, 0.0, max_concurrent)
+    _show(*run_async(_regrade(asked, grading, display)), display)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the options say of the two runs."""
+
+    run_id: str
+    name: str
+    dataset: Path | None
+    judge: Path | None
+    timeout: float | None
+    workspace: Workspace
+
+
+async def _regrade(asked: _Asked, grading: NewGrading, display: Display) -> tuple[StoredRun, StoredRun]:
+    store = existing_store(asked.workspace)
+    try:
+        origin = await read_run(store, asked.run_id)
+        judge = _judge(origin.record, asked.judge)
+        grading = replace(
+            grading,
+            timeout_seconds=asked.timeout or _timeout(origin.record),
+            judge=None if judge is None else endpoint_identity(*judge),
+        )
+        record = record_of(origin, asked.name, grading)
+        rows = dataset_rows(origin.record, asked.dataset)
+        folder = asked.workspace.run_folder(asked.name)
+        with RunLock(folder):
+            record = await _known(store, record)
+            # what a grader prints is no result of ours
+            with contextlib.redirect_stdout(sys.stderr), display.bar("grading"):
+                async with _judging(judge, folder, grading.max_concurrent) as judging:
+                    grading = replace(grading, judging=judging)
                     display.expect("grading", len(origin.rollouts))
                     on_end = progress(display, len(origin.rollouts))
                     return origin, await grade_again(store, origin, record, grading, rows, on_end)
-        finally:
-            await store.close()
+    finally:
+        await store.close()
 
-    _show(*run_async(work()), display)
+
+def _judge(record: RunRecord, file: Path | None) -> tuple[JudgeTable, Path] | None:
+    """The [judge] of the file, else that of the run, and the folder of the file; None: there is none."""
+    if file is not None:
+        config = load_config(file)
+        if config.judge is None:
+            raise UsageError(f"--judge {file}: there is no table [judge] in it")
+        return config.judge, file.parent
+    table = record.config.get("judge")
+    source = Path(record.config.get("source", ""))
+    return None if table is None else (JudgeTable.model_validate(table), source.parent)
+
+
+@contextlib.asynccontextmanager
+async def _judging(
+    judge: tuple[JudgeTable, Path] | None, folder: Path, most: int
+) -> AsyncIterator[Judging | None]:
+    if judge is None:
+        yield None
+        return
+    judging = open_judge(*judge, folder, most=most)
+    try:
+        await judging.start()
+        yield judging
+    finally:
+        await judging.stop()
 
 
 def _timeout(record: RunRecord) -> float:

@@ -18,6 +18,7 @@ import aiohttp
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.flight import Deck, DispatchSettings, Flight, Place
 from osmosis_ai.controller.grading import Grading
+from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.store.base import Store
@@ -73,9 +74,10 @@ class Dispatcher:
         store: Store,
         settings: DispatchSettings,
         grading: Grading | None = None,
+        judging: Judging | None = None,
     ) -> None:
         session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self._deck = Deck(server, gateway, callbacks, store, settings, grading, session)
+        self._deck = Deck(server, gateway, callbacks, store, settings, grading, judging, session)
         self._retries = settings.retries
         self._window = min(settings.max_concurrent, server.max_concurrent or settings.max_concurrent)
         self._airspace = _Airspace()

@@ -12,13 +12,14 @@ import aiohttp
 
 from osmosis_ai.controller.callbacks import Callbacks, OnCallback
 from osmosis_ai.controller.grading import Grading
+from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.results import INTERNAL, NO_REWARD, failed_status, finished_sample, read_samples
 from osmosis_ai.controller.rollout_server import Body, Order, RolloutServer, WorkflowRefusedError
 from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, START_TIMEOUT_SECONDS, ServerDiedError
 from osmosis_ai.errors import InfrastructureError, OsmosisError, StoreError
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults
-from osmosis_ai.gateway.capture import CallCounts
+from osmosis_ai.gateway.capture import CallCounts, CallFailure
 from osmosis_ai.store.base import Store
 from osmosis_ai.types import Rollout, Row, Sample, Status
 
@@ -72,6 +73,7 @@ class Deck:
     store: Store
     settings: DispatchSettings
     grading: Grading | None  # of what a server with `one_result` gives no reward
+    judging: Judging | None  # whom graders ask
     session: aiohttp.ClientSession
 
 
@@ -124,6 +126,8 @@ class Flight:
             await self._land(Status.INFRASTRUCTURE, str(error) or type(error).__name__)
         finally:
             self._deck.callbacks.forget(rollout_id)
+            if self._deck.judging is not None:
+                await self._deck.judging.close(rollout_id)
             if self._landed.done():
                 self._landed.exception()  # seen: when the flight was cancelled, nobody else looks
         return self._rollout
@@ -201,6 +205,7 @@ class Flight:
             callback_key,
             settings.agent_timeout_seconds,
             settings.grader_timeout_seconds,
+            None if self._deck.judging is None else self._deck.judging.access(),
         )
 
     def _attributed(self, on_callback: OnCallback) -> OnCallback:
@@ -226,6 +231,7 @@ class Flight:
             await self._fail(failed_status(body, Status.WORKFLOW_ERROR, Status.WORKFLOW_TIMEOUT), message)
         else:
             await self._refuse_unanswered()
+            self._open_judge()
         self._finished = True
 
     async def _refuse_unanswered(self) -> None:
@@ -234,6 +240,22 @@ class Flight:
             await self._fail(Status.WORKFLOW_ERROR, "")
         elif not self._rollout.turns:
             await self._land(Status.NO_TURNS, self._no_turns_reason())
+
+    def _open_judge(self) -> None:
+        """Only now: a workflow that came by the judge's key could not have used it."""
+        if self._deck.judging is None or self._asked.judge is None or self._landed.done():
+            return
+        self._deck.judging.open(
+            self._rollout.rollout_id,
+            self._asked.judge.key,
+            place=f"{self._place.step}/{self._place.group_id}/{self._place.member}",
+            alias=self._asked.name,
+            seconds=self._deck.settings.grader_timeout_seconds + CALLBACK_GRACE_SECONDS,
+        )
+
+    def _judge_failure(self, *, refusals: bool) -> CallFailure | None:
+        judging = self._deck.judging
+        return None if judging is None else judging.failure(self._rollout.rollout_id, refusals=refusals)
 
     async def _fail(self, status: Status, message: str) -> None:
         """The workflow failed: by itself, or because its model or who serves it did."""
@@ -266,6 +288,7 @@ class Flight:
             await self._grade(self._deck.grading, given)
 
     async def _grade(self, grading: Grading, given: Body) -> None:
+        self._open_judge()
         try:
             result = await grading.grade(self._deck.session, self._asked, given["messages"])
         except InfrastructureError as error:
@@ -277,10 +300,13 @@ class Flight:
     async def _on_graded(self, body: Body) -> None:
         if self._landed.done():
             return
-        message = str(body.get("err_message") or "the grader failed")
-        if body.get("status") != "success":
-            status = failed_status(body, Status.GRADER_ERROR, Status.GRADER_TIMEOUT)
-            return await self._land(status, message)
+        failed = body.get("status") != "success"
+        status = failed_status(body, Status.GRADER_ERROR, Status.GRADER_TIMEOUT)
+        if (failure := self._judge_failure(refusals=failed)) is not None and status is Status.GRADER_ERROR:
+            # Also when the grader gave a reward all the same: it would be one for a failure that is not its.
+            return await self._land(STATUS_OF[failure.kind], f"the grader's judge: {failure.message}")
+        if failed:
+            return await self._land(status, str(body.get("err_message") or "the grader failed"))
         samples, problem = read_samples(body)
         self._samples = samples
         await self._land(Status.GRADER_ERROR if problem else Status.GRADED, problem)

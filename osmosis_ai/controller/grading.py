@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import aiohttp
 
-from osmosis_ai.controller.rollout_server import Body, Order, bearer, post
+from osmosis_ai.controller.rollout_server import Body, Order, bearer, judge_fields, post
 from osmosis_ai.controller.user_server import UserServer
 from osmosis_ai.errors import InfrastructureError
 from osmosis_ai.types import Message
@@ -64,4 +64,5 @@ def _request(order: Order, messages: list[Message]) -> Body:
         "metadata": order.row.metadata,
         "chat_completions_url": f"{order.gateway_url}/v1",
         "grader_timeout_sec": order.grader_timeout_seconds,
+        **judge_fields(order),
     }

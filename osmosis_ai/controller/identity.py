@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.config import Config
+from osmosis_ai.config import Config, EndpointTable, beside
 from osmosis_ai.datasets import dataset_fingerprint
 from osmosis_ai.errors import EntrypointError, UsageError
 from osmosis_ai.store.base import RunKind, RunRecord
@@ -50,6 +50,8 @@ def run_identity(config: Config, kind: RunKind, workspace: Workspace) -> dict[st
         "dataset": dataset_fingerprint(config.resolve(config.dataset.path))[:16],
         "model": _model_identity(config, workspace),
     }
+    if config.judge is not None:
+        identity["judge"] = endpoint_identity(config.judge, config.source.parent)
     identity |= _code_identity(config)
     identity |= {f"sampling.{k}": v for k, v in config.sampling.model_dump().items()}
     identity |= {f"workflow.{k}": repr(v) for k, v in config.workflow.items()}
@@ -147,9 +149,12 @@ def _model_identity(config: Config, workspace: Workspace) -> str:
         adapter = f"lora of rank {table.lora_rank}" if table.adapter == "lora" else "all weights"
         order = ", one request at a time" if table.deterministic else ""
         return f"policy {_digest(files)}, {adapter}, {table.dtype}{order}"
-    if config.llm is not None:
-        script = config.resolve(config.llm.script.partition(":")[0])
-        if config.llm.model == "scripted" and script.is_file():
-            return f"script {config.llm.script} {_digest([script])}"
-        return f"{config.llm.model} at {config.llm.base_url or config.llm.script}"
-    return "none"
+    return "none" if config.llm is None else endpoint_identity(config.llm, config.source.parent)
+
+
+def endpoint_identity(table: EndpointTable, folder: Path) -> str:
+    """Who answers: the model and its endpoint, or the digest of the script."""
+    script = beside(folder, table.script.partition(":")[0])
+    if table.model == "scripted" and script.is_file():
+        return f"script {table.script} {_digest([script])}"
+    return f"{table.model} at {table.base_url or table.script}"

@@ -12,13 +12,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from osmosis_ai.config import Config, PolicyTable
+from osmosis_ai.config import Config, JudgeTable, PolicyTable
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.dispatch import Dispatcher
 from osmosis_ai.controller.external_model import from_environment, open_provider
 from osmosis_ai.controller.flight import DispatchSettings
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.identity import refuse_changes, run_identity
+from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.remote import Address, check_reachable, connect
 from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.controller.user_server import UserCode, UserServer
@@ -154,18 +155,19 @@ async def open_rollouts(
         starting = asyncio.ensure_future(server.ensure_running())
         stack.callback(starting.cancel)
         if provider is None and config.llm is not None:
-            provider = open_provider(config.llm, config)
+            provider = open_provider(config.llm, config.source.parent, most=config.rollout.max_concurrent)
             stack.push_async_callback(provider.close)
         target, engine, info = await _open_target(run, stack, provider, training=training, notify=notify)
         target = target if through is None else through(target)
         await starting
         grading = await _open_grading(run, stack, server)
+        judging = await _open_judging(run, stack, server)
         callbacks = Callbacks()
         gateway = Gateway(target, run.store, extra_routes=callbacks)
         await gateway.start(config.rollout.gateway_host)
         stack.push_async_callback(gateway.stop)
         settings = dispatch_settings(config, training=training)
-        dispatcher = Dispatcher(server, gateway, callbacks, run.store, settings, grading)
+        dispatcher = Dispatcher(server, gateway, callbacks, run.store, settings, grading, judging)
         stack.push_async_callback(dispatcher.close)
         await run.begin()
         yield Rollouts(dispatcher, rows, engine, info, provider)
@@ -205,9 +207,31 @@ async def _open_grading(run: OpenRun, stack: AsyncExitStack, server: RolloutServ
     return grading
 
 
+async def _open_judging(run: OpenRun, stack: AsyncExitStack, server: RolloutServer) -> Judging | None:
+    """The model of [judge], for the graders of the run."""
+    table = run.config.rollout
+    if run.config.judge is None:
+        return None
+    if server.one_result and not table.grader_entrypoint:
+        raise UsageError(
+            f"[judge] is for a grader, and the agent loop at {table.url} is rewarded where it runs: leave "
+            "[judge] out, or name a grader with rollout.grader_entrypoint"
+        )
+    folder, most = run.config.source.parent, table.max_concurrent
+    judging = open_judge(run.config.judge, folder, run.folder, most=most)
+    stack.push_async_callback(judging.stop)
+    await judging.start(table.gateway_host)
+    return judging
+
+
+def open_judge(table: JudgeTable, folder: Path, run_folder: Path, *, most: int) -> Judging:
+    """The model of the [judge] of a configuration in `folder`, to be started."""
+    return Judging(open_provider(table, folder, most=most, name="judge"), run_folder / "judge.jsonl")
+
+
 def _withheld(config: Config) -> list[str]:
-    """The variable with the key of [llm]: calls go through the gateway, so no agent needs it."""
-    return [config.llm.api_key_env] if config.llm is not None and config.llm.api_key_env else []
+    """The variables with the keys of [llm] and [judge]: calls go through gateways, so no agent needs them."""
+    return [table.api_key_env for table in (config.llm, config.judge) if table and table.api_key_env]
 
 
 def _source(config: Config, entrypoint: str) -> str:

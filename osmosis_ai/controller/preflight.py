@@ -129,19 +129,20 @@ async def _remote(config: Config) -> list[Finding]:
 
 def _model(config: Config, workspace: Workspace) -> list[Finding]:
     findings: list[Finding] = []
-    llm, policy = config.llm, config.policy
+    llm, policy, folder = config.llm, config.policy, config.source.parent
     if llm is not None:
-        _tried(findings, "MODEL", lambda: open_provider(llm, config))
+        _tried(findings, "MODEL", lambda: open_provider(llm, folder, most=1))
     elif policy is None:
         findings.append(Finding("MODEL", "neither [llm] nor [policy] is given: say which model answers"))
     else:
-        here = config.source.parent
-        folder = _tried(findings, "MODEL", lambda: workspace.policy_folder(policy.path, here))
-        if folder is not None and not (folder / "config.json").is_file():
+        weights = _tried(findings, "MODEL", lambda: workspace.policy_folder(policy.path, folder))
+        if weights is not None and not (weights / "config.json").is_file():
             message = (
-                f"policy.path = {policy.path!r}: there is no config.json in {folder}, so it is no policy"
+                f"policy.path = {policy.path!r}: there is no config.json in {weights}, so it is no policy"
             )
             findings.append(Finding("MODEL", message))
+    if (judge := config.judge) is not None:
+        _tried(findings, "MODEL", lambda: open_provider(judge, folder, most=1, name="judge"))
     return findings
 
 

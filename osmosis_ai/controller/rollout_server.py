@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from osmosis_ai.controller.judging import JudgeAccess
 from osmosis_ai.errors import InfrastructureError, OsmosisError
 from osmosis_ai.types import Row, ToolSchema
 
@@ -38,6 +39,7 @@ class Order:
     callback_key: str  # the same as llm_key where the protocol has one key only
     agent_timeout_seconds: float
     grader_timeout_seconds: float
+    judge: JudgeAccess | None = None
 
 
 class RolloutServer(Protocol):
@@ -105,7 +107,15 @@ def workflow_request(order: Order) -> Body:
         "row_index": order.row.index,
         "agent_timeout_sec": order.agent_timeout_seconds,
         "grader_timeout_sec": order.grader_timeout_seconds,
+        **judge_fields(order),
     }
+
+
+def judge_fields(order: Order) -> Body:
+    """Where the grader's own LLM calls go; nothing for a run without a judge."""
+    if order.judge is None:
+        return {}
+    return {"judge_chat_completions_url": order.judge.url, "judge_api_key": order.judge.key}
 
 
 async def cancel_at(session: aiohttp.ClientSession, url: str, key: str, name: str) -> None:

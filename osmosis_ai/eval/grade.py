@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from osmosis_ai.controller.flight import STATUS_OF
+from osmosis_ai.controller.judging import JudgeAccess, Judging
 from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.eval.stored import StoredRun, counted
 from osmosis_ai.rollout.backends.base import ExecutionRequest, ExecutionResult, RolloutErrorCategory
@@ -30,6 +32,7 @@ from osmosis_ai.types import RETRIED, Rollout, Row, Sample, Status
 
 GRADABLE = frozenset({Status.GRADED, Status.GRADER_ERROR, Status.GRADER_TIMEOUT})  # the workflow ended well
 CHUNK = 100  # rollouts held at once
+SPARE_SECONDS = 60.0  # beyond the grader's deadline, until the judge's key is of no use any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class NewGrading:
     named: str  # as the user named it, with the digest of its source: a part of the run's identity
     timeout_seconds: float
     max_concurrent: int
+    judging: Judging | None = None  # whom the grader may ask
+    judge: str | None = None  # its identity
 
 
 def record_of(origin: StoredRun, name: str, grading: NewGrading) -> RunRecord:
@@ -51,7 +56,9 @@ def record_of(origin: StoredRun, name: str, grading: NewGrading) -> RunRecord:
         )
     if not any(rollout.status in GRADABLE for rollout in origin.rollouts):
         raise UsageError(f"run {origin.run_id!r} has no rollout whose workflow ended well: nothing to grade")
-    identity = {**origin.record.identity, "grader": grading.named, "graded_from": origin.run_id}
+    same = {key: value for key, value in origin.record.identity.items() if key != "judge"}
+    judge = {} if grading.judge is None else {"judge": grading.judge}
+    identity = {**same, **judge, "grader": grading.named, "graded_from": origin.run_id}
     config = {**origin.record.config, "graded": {"from": origin.run_id, "grader": grading.named}}
     return RunRecord(name, "eval", "running", time.time(), identity, config)
 
@@ -114,7 +121,7 @@ async def _grade_chunk(
 
     async def one(rollout: Rollout) -> None:
         async with slots:
-            await _grade_one(store, backend, rollout, rows[rollout.row_index], grading.timeout_seconds)
+            await _grade_one(store, backend, rollout, rows[rollout.row_index], grading)
         on_end(rollout)
 
     try:
@@ -133,7 +140,7 @@ def _copy(rollout: Rollout, name: str, run_id: str, attempt: int) -> Rollout:
 
 
 async def _grade_one(
-    store: Store, backend: LocalBackend, rollout: Rollout, row: Row, timeout_seconds: float
+    store: Store, backend: LocalBackend, rollout: Rollout, row: Row, grading: NewGrading
 ) -> None:
     """Store the conversation, grade it, store what came of it. `rollout` carries the result afterwards."""
     running = replace(rollout, status=Status.RUNNING, reason="", samples={}, turns=[], duration_seconds=0.0)
@@ -141,10 +148,12 @@ async def _grade_one(
     for turn in rollout.turns:
         await store.append_turn(turn)
     if rollout.status in GRADABLE:
-        result = await _graded(backend, rollout, row, timeout_seconds)
-        rollout.status, rollout.reason = _status(result), result.err_message or ""
+        result, rollout.status, rollout.reason = await _graded(backend, rollout, row, grading)
         stored = rollout.samples
-        rollout.samples = {name: _sample(sample, stored[name]) for name, sample in result.samples.items()}
+        rewarded = rollout.status is Status.GRADED
+        rollout.samples = {
+            name: _sample(sample, stored[name], rewarded=rewarded) for name, sample in result.samples.items()
+        }
     await store.end_rollout(
         rollout.rollout_id,
         rollout.status,
@@ -155,7 +164,33 @@ async def _grade_one(
 
 
 async def _graded(
-    backend: LocalBackend, rollout: Rollout, row: Row, timeout_seconds: float
+    backend: LocalBackend, rollout: Rollout, row: Row, grading: NewGrading
+) -> tuple[ExecutionResult, Status, str]:
+    """What the grader says, or why it said nothing."""
+    judging, rollout_id = grading.judging, rollout.rollout_id
+    if judging is None:
+        result = await _run_grader(backend, rollout, row, grading.timeout_seconds)
+        return result, _status(result), result.err_message or ""
+    access = judging.access()
+    place = f"{rollout.group_id}/{rollout.member}"
+    judging.open(rollout_id, access.key, place=place, seconds=grading.timeout_seconds + SPARE_SECONDS)
+    try:
+        result = await _run_grader(backend, rollout, row, grading.timeout_seconds, access)
+        failure = judging.failure(rollout_id, refusals=not result.succeeded)
+    finally:
+        await judging.close(rollout_id)
+    status = _status(result)
+    if failure is None or status is Status.GRADER_TIMEOUT:
+        return result, status, result.err_message or ""
+    return result, STATUS_OF[failure.kind], f"the grader's judge: {failure.message}"
+
+
+async def _run_grader(
+    backend: LocalBackend,
+    rollout: Rollout,
+    row: Row,
+    timeout_seconds: float,
+    judge: JudgeAccess | None = None,
 ) -> ExecutionResult:
     """Through the backend as every grading: a lane of its own, a deadline, a copy of the samples."""
     results: list[ExecutionResult] = []
@@ -169,6 +204,8 @@ async def _graded(
         label=row.label,
         metadata=copy.deepcopy(row.metadata),
         grader_timeout_sec=timeout_seconds,
+        judge_chat_completions_url="" if judge is None else judge.url,
+        judge_api_key=None if judge is None else judge.key,
     )
     await backend.execute(request, keep, keep)
     return results[-1]
@@ -181,9 +218,10 @@ def _status(result: ExecutionResult) -> Status:
     return Status.GRADER_TIMEOUT if timed_out else Status.GRADER_ERROR
 
 
-def _sample(graded: RolloutSample, stored: Sample) -> Sample:
+def _sample(graded: RolloutSample, stored: Sample, *, rewarded: bool) -> Sample:
     """The grader's reward, metrics and removal; the conversation is the stored one, whatever it did to it."""
-    return replace(stored, reward=graded.reward, removed=graded.remove_sample, metrics=dict(graded.metrics))
+    reward = graded.reward if rewarded else None
+    return replace(stored, reward=reward, removed=graded.remove_sample, metrics=dict(graded.metrics))
 
 
 def _replay(stored: Mapping[str, list[Sample]]) -> type[AgentWorkflow[Any]]:

@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -31,7 +31,7 @@ from osmosis_ai.gateway.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, Connection
 from osmosis_ai.gateway.streams import send_refusal
 from osmosis_ai.gateway.targets import Target
 from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
-from osmosis_ai.store.base import Store
+from osmosis_ai.store.base import Store, TurnStore
 from osmosis_ai.types import ToolSchema, Turn
 
 __all__ = ["Gateway", "SamplingDefaults"]
@@ -52,13 +52,14 @@ class Gateway:
 
     Every call needs the key of an open rollout, so nothing is open to strangers whatever the host.
     Requests to other paths go to `extra_routes`. With `restores`, a name, it also answers the rollouts that
-    were admitted to the gateway of that name in the store, by this process or another: see `restoring.py`.
+    were admitted to the gateway of that name in the store (a whole `Store` then), by this process or another:
+    see `restoring.py`.
     """
 
     def __init__(
         self,
         target: Target,
-        store: Store,
+        store: TurnStore,
         *,
         extra_routes: ASGIApp | None = None,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
@@ -71,7 +72,7 @@ class Gateway:
         self._rollouts = Registry()
         self._restoring: Restoring | None = None
         if restores is not None:
-            self._restoring = Restoring(restores, store, target, self._rollouts)
+            self._restoring = Restoring(restores, cast(Store, store), target, self._rollouts)
         self._server: HttpServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # of requests that are not answered at once
         self.base_url = ""  # set by `start`
@@ -105,12 +106,13 @@ class Gateway:
         sample_id: str = DEFAULT_SAMPLE,
         alias: str = "",
         awaits_tools: bool = False,
+        key: str | None = None,
     ) -> str:
         """Open a rollout for calls; returns its key, which dies with it, or `expires_seconds` from now.
 
         `token_budget` counts prompt and completion tokens of all turns; the call that reaches it is the last.
         `sample_id` is that of calls that name none, `alias` a second name of the rollout. With `awaits_tools`
-        a call without tools waits for `offer_tools`, and gets those.
+        a call without tools waits for `offer_tools`, and gets those. `key` is one that was given out before.
         """
         rollout = OpenRollout(
             rollout_id,
@@ -121,7 +123,12 @@ class Gateway:
             token_budget=token_budget,
         )
         return self._rollouts.admit(
-            rollout, expires_seconds, default_sample=sample_id, alias=alias, awaits_tools=awaits_tools
+            rollout,
+            expires_seconds,
+            default_sample=sample_id,
+            alias=alias,
+            awaits_tools=awaits_tools,
+            key=key,
         )
 
     def offer_tools(self, rollout_id: str, tools: list[ToolSchema]) -> None:

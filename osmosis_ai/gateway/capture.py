@@ -13,7 +13,7 @@ import orjson
 from osmosis_ai.errors import MODEL_REFUSALS
 from osmosis_ai.gateway.call import Answer, ModelCall, Refusal, Reply, SamplingDefaults
 from osmosis_ai.gateway.tree import ConversationTree, Placement
-from osmosis_ai.store.base import Store
+from osmosis_ai.store.base import TurnStore
 from osmosis_ai.types import Message, ToolSchema, Turn
 
 _WORDS = {  # refusal code -> what the call did, for a person
@@ -135,7 +135,7 @@ class OpenRollout:
     def __init__(
         self,
         rollout_id: str,
-        store: Store,
+        store: TurnStore,
         *,
         seed: int,
         defaults: SamplingDefaults,

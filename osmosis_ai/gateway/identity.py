@@ -97,11 +97,13 @@ class Registry:
         default_sample: str = DEFAULT_SAMPLE,
         alias: str = "",
         awaits_tools: bool = False,
+        key: str | None = None,
     ) -> str:
-        """A new key for the rollout. With `awaits_tools` calls without tools wait for `offer_tools`."""
+        """The rollout's key. With `awaits_tools` calls without tools wait for `offer_tools`."""
         if self.knows(rollout.rollout_id):
             raise ValueError(f"rollout {rollout.rollout_id} has been admitted already")
-        key, digest = new_key()
+        key = key or new_key()[0]
+        digest = _digest(key)
         expires_at = None if expires_seconds is None else time.monotonic() + expires_seconds
         tools = asyncio.get_running_loop().create_future() if awaits_tools else None
         admission = Admission(

@@ -5,8 +5,9 @@ Two spellings of the one call, told apart by `model_info` and `model`:
     score = evaluate_rubric(rubric, text, {"provider": "openai", "model": "gpt-5-mini"})
     result = await evaluate_rubric(solution_str=text, rubric=rubric, model="openai/gpt-5-mini")
 
-The judge is any OpenAI-compatible endpoint: that of the provider, or `base_url`. In tests it is a function
-from messages to text, such as `ScriptedJudge([0.5])`. One call, temperature 0, nothing is repeated.
+The judge is any OpenAI-compatible endpoint: that of the provider, `base_url`, or in a grader the run's own
+(`judge=ctx.judge`; neither model nor key is named then). In tests it is a function from messages to text, as
+`ScriptedJudge([0.5])` is. One call, temperature 0, nothing is repeated.
 """
 
 from __future__ import annotations
@@ -19,12 +20,26 @@ import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from osmosis_ai.errors import InfrastructureError, UsageError
 
 Message = dict[str, str]
-Judge = Callable[[list[Message]], str | Awaitable[str]]
+JudgeFunction = Callable[[list[Message]], str | Awaitable[str]]
+
+
+class JudgeEndpoint(Protocol):
+    """What `ctx.judge` of a grader is."""
+
+    @property
+    def chat_completions_url(self) -> str: ...  # up to and including /v1
+
+    @property
+    def api_key(self) -> str | None: ...
+
+    @property
+    def model(self) -> str: ...
+
 
 TIMEOUT_SECONDS = 60.0
 # provider -> endpoint, environment variable with its key, beginnings of its model names
@@ -125,7 +140,7 @@ class _Endpoint:
     base_url: str
     api_key: str | None
     timeout: float
-    judge: Judge | None
+    judge: JudgeFunction | None
     params: Mapping[str, Any]
 
 
@@ -145,17 +160,20 @@ def evaluate_rubric(
     timeout: float | None = None,
     system_prompt: str | None = None,
     return_details: bool = False,
-    judge: Judge | None = None,
+    judge: JudgeFunction | JudgeEndpoint | None = None,
 ) -> Any:
     """Score `solution_str` by `rubric`, from `score_min` (0) to `score_max` (1); higher scores are cut off.
 
     With `model_info` (provider, model, api_key, api_key_env, base_url, timeout, score_min, score_max,
     system_prompt, original_input, reasoning_effort) it blocks and gives the score, or the RubricResult with
-    `return_details`; with `model` it is to be awaited. Raises TypeError and ValueError for bad arguments,
-    MissingAPIKeyError, ModelNotFoundError, ProviderRequestError.
+    `return_details`; with `model`, or `judge=ctx.judge` alone, it is to be awaited. Raises TypeError and
+    ValueError for bad arguments, MissingAPIKeyError, ModelNotFoundError, ProviderRequestError.
     """
-    if (model_info is None) == (model is None):
-        raise TypeError("evaluate_rubric needs model_info={...} (to block), or model=... (to be awaited)")
+    own = None if judge is None or callable(judge) else judge
+    if (model_info is None) == (model is None) and not (model_info is None and own):
+        raise TypeError(
+            "evaluate_rubric needs model_info={...} (to block), or model=... or judge=ctx.judge (to await it)"
+        )
     info = dict(model_info or {})
     low = float(_first(score_min, info.get("score_min"), 0.0))
     high = float(_first(score_max, info.get("score_max"), 1.0))
@@ -171,8 +189,9 @@ def evaluate_rubric(
         _first(system_prompt, info.get("system_prompt"), None),
     )
     given = {"model": model, "api_key": api_key, "base_url": base_url, "timeout": timeout}
-    endpoint = _endpoint({**info, **{k: v for k, v in given.items() if v is not None}}, judge)
-    if model is not None:
+    info |= {key: value for key, value in given.items() if value is not None}
+    endpoint = _endpoint(info if own is None else _of_the_run(own, info), judge if callable(judge) else None)
+    if model_info is None:
         return _ask(question, endpoint)
     result = _blocking(_ask(question, endpoint))
     return result if return_details else result.score
@@ -190,7 +209,15 @@ def _check(rubric: Any, solution: Any, low: float, high: float) -> None:
         raise ValueError(f"evaluate_rubric: score_max must be above score_min, got {low:g} and {high:g}")
 
 
-def _endpoint(info: dict[str, Any], judge: Judge | None) -> _Endpoint:
+def _of_the_run(judge: JudgeEndpoint, info: dict[str, Any]) -> dict[str, Any]:
+    """What leads to the judge of a grader's run, which has been configured already."""
+    if named := sorted({"provider", "model", "api_key", "api_key_env", "base_url"} & info.keys()):
+        raise TypeError(f"evaluate_rubric: judge=ctx.judge has its own {named[0]}: it is that of [judge]")
+    name = {"provider": "judge", "model": judge.model}
+    return {**info, **name, "base_url": judge.chat_completions_url, "api_key": judge.api_key}
+
+
+def _endpoint(info: dict[str, Any], judge: JudgeFunction | None) -> _Endpoint:
     name = str(info.get("model") or "")
     provider, _, bare = name.partition("/")
     if provider not in PROVIDERS or info.get("provider"):

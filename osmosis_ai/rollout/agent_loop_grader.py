@@ -1,4 +1,4 @@
-"""The grader of a RolloutAgentLoop whose entrypoint defines none: the reward is what `run` returned."""
+"""Graders that nobody wrote: the reward that a RolloutAgentLoop's `run` returned, or a reward function's."""
 
 from __future__ import annotations
 
@@ -33,12 +33,21 @@ class AgentLoopGrader(Grader[GraderConfig]):
 
     async def _ask(self, function: RewardFunction, solution: str, ctx: GraderContext) -> float:
         info = dict(ctx.metadata or {})
-        reward: Any = function(solution_str=solution, ground_truth=ctx.label, extra_info=info)
+        more = {"judge": ctx.judge} if ctx.has_judge and _takes_judge(function) else {}
+        reward: Any = function(solution_str=solution, ground_truth=ctx.label, extra_info=info, **more)
         if inspect.isawaitable(reward):
             reward = await reward
         return float(reward)
 
 
+def _takes_judge(function: RewardFunction) -> bool:
+    parameters = inspect.signature(function).parameters
+    return "judge" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
 def grader_with(function: RewardFunction) -> type[AgentLoopGrader]:
-    """A grader that asks a function with @osmosis_reward where `run` gave no reward."""
+    """A grader that asks a function with @osmosis_reward or @osmosis_rubric where `run` gave no reward.
+
+    One that takes a `judge`, or any keyword, gets the run's, if it has one.
+    """
     return type(function.__name__, (AgentLoopGrader,), {"reward_function": staticmethod(function)})

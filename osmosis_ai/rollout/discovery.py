@@ -47,7 +47,8 @@ def load_entrypoint(
     """Import `entrypoint` and find exactly one workflow and at most one grader and one config of each.
 
     Where there is no AgentWorkflow, one RolloutAgentLoop (an instance, or a class) is taken for it; its
-    rewards then come from `run`, unless there is a grader.
+    rewards then come from `run`, unless there is a grader. Where there is no Grader, one function with
+    @osmosis_reward or @osmosis_rubric is.
 
     `entrypoint` is a path to a `.py` file or a dotted module; its folder (or the working directory) goes on
     sys.path. `workflow` and `grader` name an attribute of the module and settle which one when there are
@@ -67,7 +68,7 @@ def load_entrypoint(
     return Entrypoint(
         workflow=chosen,
         workflow_config=config,
-        grader=scan.a_class(Grader, grader, "grader") or (None if loop is None else scan.loop_grader()),
+        grader=scan.grader(grader) or (None if loop is None else AgentLoopGrader),
         grader_config=scan.only(GraderConfig, "grader config"),
     )
 
@@ -75,8 +76,8 @@ def load_entrypoint(
 def load_grader(entrypoint: str, grader: str | None = None) -> tuple[type[Grader[Any]], GraderConfig | None]:
     """The one Grader of `entrypoint`, or its one function with @osmosis_reward as one; and its config."""
     scan = scan_entrypoint(entrypoint)
-    found = scan.a_class(Grader, grader, "grader") or scan.loop_grader()
-    if found is AgentLoopGrader:
+    found = scan.grader(grader)
+    if found is None:
         raise EntrypointError(
             f"no Grader and no function with @osmosis_reward found in {entrypoint!r}: define one of them"
         )
@@ -152,15 +153,21 @@ class Scan:
             )
         return next((_instance(value, name) for name, value in found.items()), None)
 
-    def loop_grader(self) -> type[Grader[Any]]:
-        """For an agent loop without a Grader: its own reward, or that of the one @osmosis_reward function."""
-        found = self._matching(lambda value: inspect.isfunction(value) and hasattr(value, "osmosis_reward"))
-        if len(found) > 1:
+    def grader(self, named: str | None) -> type[Grader[Any]] | None:
+        """The one Grader, or the one reward function; None when there is neither."""
+        function: Any = getattr(self.module, named, None) if named else None
+        if _is_reward(function):
+            return grader_with(function)
+        if (found := self.a_class(Grader, named, "grader")) is not None:
+            return found
+        functions = self._matching(_is_reward)
+        if len(functions) > 1:
             raise EntrypointError(
-                f"{len(found)} functions with @osmosis_reward found in {self.entrypoint!r}: "
-                f"{', '.join(found)}. Keep one, or define a Grader that calls them"
+                f"{len(functions)} functions with @osmosis_reward found in {self.entrypoint!r}: "
+                f"{', '.join(functions)}. Keep one, choose with [rollout] grader = "
+                f'"{next(iter(functions))}", or define a Grader that calls them'
             )
-        return next((grader_with(value) for value in found.values()), AgentLoopGrader)
+        return next((grader_with(value) for value in functions.values()), None)
 
     def a_class(self, base: type[Any], named: str | None, what: str) -> type[Any] | None:
         """The one concrete subclass of `base`; None when there is none."""
@@ -210,6 +217,11 @@ class Scan:
             if wanted(value):
                 found.setdefault(id(value), (name, value))
         return dict(found.values())
+
+
+def _is_reward(value: Any) -> bool:
+    marked = hasattr(value, "osmosis_reward") or hasattr(value, "osmosis_rubric")
+    return inspect.isfunction(value) and marked
 
 
 def _is_subclass(value: Any, base: type[Any]) -> bool:

@@ -54,8 +54,8 @@ class GraderContext:
         """The judge's endpoint. A RuntimeError when the run has none."""
         if self._judge is None:
             raise RuntimeError(
-                f"rollout {self.rollout_id} has no judge: the run names no model for its grader to ask "
-                "(judge_chat_completions_url of POST /rollout)"
+                f"rollout {self.rollout_id} has no judge: the run names no model for its grader to ask. Add "
+                "[judge] to the configuration, with model and base_url, or a script"
             )
         return self._judge
 

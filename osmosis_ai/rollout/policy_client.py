@@ -51,8 +51,8 @@ class PolicyEndpoint:
         if not context.chat_completions_url:
             raise RuntimeError(
                 f"the context of rollout {context.rollout_id or '(no id)'} has no chat_completions_url, so "
-                "there is no model to call (in a grader: the run has no judge, and the policy that is graded "
-                "is none)"
+                "there is no model to call (in a grader: the run has no [judge], and the policy that is "
+                "graded is none)"
             )
         return cls(context.chat_completions_url.rstrip("/"), context.api_key, context.rollout_id)
 

@@ -252,7 +252,7 @@ def validate_entrypoint(
     problems: list[ValidationError] = []
     config: AgentWorkflowConfig | None
     chosen: type[AgentWorkflow[Any]] | None
-    with_grader = _or_finding(problems, "GRADER_NOT_FOUND", lambda: scan.a_class(Grader, grader, "grader"))
+    with_grader = _or_finding(problems, "GRADER_NOT_FOUND", lambda: scan.grader(grader))
     grader_config = _or_finding(
         problems, "CONFIG_NOT_FOUND", lambda: scan.only(GraderConfig, "grader config")
     )
@@ -261,7 +261,7 @@ def validate_entrypoint(
     if loop is not None:
         result, chosen = validate_agent_loop(loop), as_workflow(loop)
         config = _or_finding(problems, "CONFIG_NOT_FOUND", lambda: scan.only(AgentLoopConfig, "loop config"))
-        with_grader = with_grader or _or_finding(problems, "GRADER_NOT_FOUND", scan.loop_grader)
+        with_grader = with_grader or AgentLoopGrader
     elif len(problems) > found_before:
         return ValidationResult(problems, kind="entrypoint"), None
     else:

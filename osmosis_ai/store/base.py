@@ -96,7 +96,19 @@ class Admissions(Protocol):
         ...
 
 
-class Store(Protocol):
+class TurnStore(Protocol):
+    """All that a gateway asks of a store, unless it takes up rollouts that another has admitted."""
+
+    async def append_turn(self, turn: Turn, call: str | None = None) -> None:
+        """Record one LLM call; `call` is JSON, what the gateway wants to know of it after a restart.
+
+        Its ordinal must be the rollout's next, its prompt must start with its parent's tokens (see `Turn`),
+        its log-probabilities must be float32 values. A rollout that has ended takes no turn: StoreError.
+        """
+        ...
+
+
+class Store(TurnStore, Protocol):
     """Runs, rollouts, turns, samples and steps. Raises StoreError when a write cannot be taken."""
 
     @property
@@ -116,14 +128,6 @@ class Store(Protocol):
 
     async def start_rollout(self, rollout: Rollout) -> None:
         """Record that a rollout is about to run (status RUNNING)."""
-        ...
-
-    async def append_turn(self, turn: Turn, call: str | None = None) -> None:
-        """Record one LLM call; `call` is JSON, what the gateway wants to know of it after a restart.
-
-        Its ordinal must be the rollout's next, its prompt must start with its parent's tokens (see `Turn`),
-        its log-probabilities must be float32 values. A rollout that has ended takes no turn: StoreError.
-        """
         ...
 
     async def end_rollout(

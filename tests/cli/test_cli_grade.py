@@ -36,7 +36,31 @@ class Bad(Grader):
         if ctx.label == "4":
             return
         ctx.set_reward(0.5)
+
+class Judged(Grader):
+    """Asks the judge, and makes the best of its silence."""
+    async def grade(self, ctx):
+        from osmosis_ai import ProviderRequestError, evaluate_rubric
+        try:
+            text = ctx.sample.messages[-1]["content"]
+            ctx.set_reward((await evaluate_rubric("Is it even?", text, judge=ctx.judge)).score)
+        except ProviderRequestError:
+            ctx.set_reward(0.0)
 '''
+JUDGE = """
+[rollout]
+entrypoint = "agent.py"
+[dataset]
+path = "rows.jsonl"
+[judge]
+model = "scripted"
+script = "judge.py:verdict"
+"""
+VERDICT = """
+def verdict(messages, tools, random):
+    row = int(messages[-1]["content"].split("row ")[1].split()[0])
+    return {"content": '{"score": %s}' % (1 if row % 2 == 0 else 0)}
+"""
 
 
 @pytest.fixture
@@ -131,7 +155,7 @@ def _full_disk_after_two():
     ("arguments", "message"),
     [
         (["b", "--grader", "graders.py:Odd"], "there is no run 'b'. Known: "),
-        (["a", "--grader", "graders.py"], "2 graders found"),
+        (["a", "--grader", "graders.py"], "3 graders found"),
         (["a", "--grader", "graders.py:Even"], "grader 'Even' is not in 'graders.py'"),
         (["a", "--grader", "nope.py:Odd"], "no such entrypoint: 'nope.py'"),
         (["a", "--grader", "graders.py:Odd", "--name", "../x"], "'../x' cannot name a run"),
@@ -158,3 +182,33 @@ def test_another_grader_of_that_name_is_refused_naming_the_change(stored):
     Path("graders.py").write_text(GRADERS + "\n# changed\n")
     done = stored.run("eval", "grade", "a", "--grader", "graders.py:Odd")
     assert (done.code, "  grader: was 'graders.py:Odd " in done.err) == (2, True)
+
+
+def test_a_grader_asks_the_judge_of_a_file_and_without_one_is_told_what_to_add(stored):
+    (stored.root / "judge.toml").write_text(JUDGE)
+    (stored.root / "judge.py").write_text(VERDICT)
+    grade = ("eval", "grade", "a", "--grader", "graders.py:Judged")
+    done = stored.run(*grade, "--name", "none", "--json")
+    assert json.loads(done.out)["rollouts"] == {"grader_error": 4}
+    assert "Add [judge] to the configuration" in rollouts(stored, "none")[0].reason
+    done = stored.run(*grade, "--judge", "judge.toml", "--json")
+    assert json.loads(done.out)["rollouts"] == {"graded": 4}, done.err
+    assert [rollout.reward for rollout in rollouts(stored, "a-Judged")] == [1.0, 0.0, 1.0, 0.0]
+    log = stored.root / ".osmosis" / "runs" / "a-Judged" / "judge.jsonl"
+    assert len(log.read_text().splitlines()) == 4
+    done = stored.run(*grade)
+    assert (done.code, "judge: was 'script judge.py:verdict " in done.err) == (2, True)
+
+
+def test_a_judge_that_does_not_answer_gives_no_reward_and_is_asked_again_by_the_same_command(stored):
+    dead = JUDGE.replace("scripted", "gone").replace('script = "judge.py:verdict"', "retries = 0")
+    (stored.root / "judge.toml").write_text(dead + 'base_url = "http://127.0.0.1:1/v1"\n')
+    for _ in range(2):
+        done = stored.run(
+            "eval", "grade", "a", "--grader", "graders.py:Judged", "--judge", "judge.toml", "--json"
+        )
+        assert json.loads(done.out)["rollouts"] == {"provider_error": 4}
+    graded = rollouts(stored, "a-Judged")
+    assert {(rollout.reward, rollout.samples["main"].reward) for rollout in graded} == {(None, None)}
+    assert {rollout.attempt for rollout in graded} == {0, 1}
+    assert graded[0].reason.startswith("the grader's judge: the provider failed")

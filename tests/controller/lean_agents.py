@@ -7,6 +7,7 @@ The workflow's word is in the user's message ("ok", "blocks", "exits", ...), the
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai import ProviderRequestError, evaluate_rubric
 from osmosis_ai.rollout import (
     AgentWorkflow,
     AgentWorkflowContext,
@@ -28,6 +30,7 @@ from osmosis_ai.rollout import (
     SampleSource,
     get_rollout_context,
 )
+from osmosis_ai.rollout.backends.base import ExecutionRequest
 from osmosis_ai.rollout.policy_client import PolicyCallError, PolicyEndpoint, chat
 
 Messages = list[dict[str, Any]]
@@ -113,6 +116,17 @@ class Lean(AgentWorkflow):
         Path(ctx.metadata["file"]).write_text(repr(seen))  # noqa: ASYNC240
         await call(PolicyEndpoint.of(rollout), messages)
 
+    async def steals(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
+        """Finds the judge's key, which lies in the same process, and tries it."""
+        requests = [item for item in gc.get_objects() if isinstance(item, ExecutionRequest)]
+        [found] = [request for request in requests if request.id == rollout.rollout_id]
+        judge = PolicyEndpoint(found.judge_chat_completions_url, found.judge_api_key, rollout.rollout_id)
+        try:
+            await call(judge, messages)
+        except PolicyCallError as error:
+            Path(ctx.metadata["file"]).write_text(error.message)  # noqa: ASYNC240
+        await call(PolicyEndpoint.of(rollout), messages)
+
     async def long(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
         await call(PolicyEndpoint.of(rollout), [{"role": "user", "content": "12 times 34 " * 2000}])
 
@@ -154,6 +168,27 @@ class LeanGrader(Grader):
     async def raises(self, ctx: GraderContext) -> None:
         raise RuntimeError("the judge is out")
 
+    async def judged(self, ctx: GraderContext) -> None:
+        text = ctx.sample.messages[-1]["content"]
+        verdict = await evaluate_rubric(solution_str=text, rubric="Is it 42?", judge=ctx.judge)
+        ctx.set_reward(verdict.score)
+
+    async def shrugs(self, ctx: GraderContext) -> None:
+        try:
+            await self.judged(ctx)
+        except ProviderRequestError:
+            ctx.set_reward(0.0)
+
+    async def asks(self, ctx: GraderContext) -> None:
+        """Any client of the context that it runs in."""
+        context = get_rollout_context()
+        assert context is not None
+        question = {"role": "user", "content": "Is it 42?"}
+        completion = await chat(
+            PolicyEndpoint.of(context), "umpire", {"model": "osmosis-rollout", "messages": [question]}
+        )
+        ctx.set_reward(len(completion["choices"][0]["message"]["content"]))
+
     async def needs_service(self, ctx: GraderContext) -> None:
         """Raises until the service (a file) is up."""
         Path(ctx.metadata["file"]).with_suffix(".up").read_bytes()
@@ -178,6 +213,11 @@ class LeanGrader(Grader):
 def answer(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
     """The scripted model."""
     return {"content": "The answer is 42."}
+
+
+def verdict(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:
+    """The scripted judge; with one that draws lots the rollouts of a group differ."""
+    return {"content": json.dumps({"score": random.choice([0.25, 0.75]), "explanation": "so so"})}
 
 
 def escapes(messages: Messages, tools: list[Any], random: Any) -> dict[str, Any]:

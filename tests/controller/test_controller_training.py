@@ -57,10 +57,11 @@ async def train(
     folder: Path,
     does: list[Does],
     on_rollout: Callable[[Rollout], None] = lambda rollout: None,
+    text: str = TRAIN,
     **settings: Any,
 ) -> tuple[list[StepRecord], list[Rollout]]:
     """The steps and rollouts that are stored afterwards."""
-    config = configure(folder, does, TRAIN, **settings)
+    config = configure(folder, does, text, **settings)
     hooks = Hooks(
         notify=lambda text: None,
         on_start=lambda last, steps: None,

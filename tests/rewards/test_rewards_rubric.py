@@ -1,6 +1,8 @@
 """`evaluate_rubric`: both spellings, any endpoint, and what a judge may answer."""
 
+import asyncio
 import json
+from functools import partial
 
 import pytest
 from aiohttp import web
@@ -14,8 +16,10 @@ from osmosis_ai import (
 )
 from osmosis_ai.errors import UsageError
 from osmosis_ai.rewards.rubric import ScriptedJudge
+from osmosis_ai.rollout.grader import Judge
 
 TEXT = {"rubric": "Is it polite?", "solution_str": "Thank you."}
+RUN = Judge("http://127.0.0.1:1/v1", "key")  # what ctx.judge of a grader is
 
 
 async def test_the_later_spelling_is_awaited_and_gives_score_and_reason():
@@ -68,6 +72,7 @@ async def test_an_answer_without_a_score_is_an_error_and_not_a_score(answer):
     ("arguments", "kind", "text"),
     [
         ({**TEXT}, TypeError, "needs model_info"),
+        ({**TEXT, "model": "m", "judge": RUN}, TypeError, "judge=ctx.judge has its own model"),
         ({**TEXT, "model": "m", "rubric": " "}, TypeError, "rubric must be a text"),
         ({**TEXT, "model": "m", "score_min": 1.0}, ValueError, "got 1 and 1"),
         ({**TEXT, "model": "unheard-of"}, UsageError, "no endpoint is known for 'unheard-of'"),
@@ -107,6 +112,11 @@ async def test_any_openai_compatible_endpoint_is_a_judge(monkeypatch):
         await evaluate_rubric(**TEXT, model="missing", base_url=url, api_key="k")
     await evaluate_rubric(**TEXT, model="openai/judge", base_url=url)
     assert seen == [("judge", 0, "Bearer k"), ("missing", 0, "Bearer k"), ("judge", 0, None)]
+    assert (await evaluate_rubric(**TEXT, judge=Judge(url, "of the run"))).score == 0.5
+    assert seen[-1] == ("osmosis-rollout", 0, "Bearer of the run")
+    info = {"score_max": 0.25}  # blocking, in a thread of its own: the endpoint is in this loop
+    ask = partial(evaluate_rubric, "Is it polite?", "Thanks.", info, judge=Judge(url, "of the run"))
+    assert await asyncio.to_thread(ask) == 0.25
     await runner.cleanup()
     with pytest.raises(ProviderRequestError, match="gave no answer"):
         await evaluate_rubric(**TEXT, model="judge", base_url=url, api_key="k")

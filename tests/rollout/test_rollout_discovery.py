@@ -5,7 +5,9 @@ import itertools
 import pytest
 
 from osmosis_ai.errors import ConfigError, EntrypointError
+from osmosis_ai.rollout import GraderContext, RolloutSample
 from osmosis_ai.rollout.discovery import load_entrypoint
+from osmosis_ai.rollout.grader import Judge
 
 HEAD = "from osmosis_ai.rollout import *\n"
 WORKFLOW = "class {}(AgentWorkflow):\n    async def run(self, ctx): ...\n"
@@ -66,6 +68,31 @@ def test_abstract_bases_do_not_count_and_aliases_count_once(write):
 def test_what_does_not_fit_is_listed(write, source, text):
     with pytest.raises(EntrypointError, match=text):
         load_entrypoint(write(source))
+
+
+REWARDS = """
+from osmosis_ai import osmosis_reward, osmosis_rubric
+
+@osmosis_reward
+def half(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
+    return 0.5 if solution_str == ground_truth else 0.0
+
+@osmosis_rubric
+def judged(solution_str: str, ground_truth: str | None, extra_info: dict, **kwargs) -> float:
+    return float(len(kwargs["judge"].api_key))
+"""
+
+
+@pytest.mark.parametrize(("named", "reward"), [("half", 0.5), ("judged", 3.0)])
+async def test_r11_a_reward_function_is_a_grader_and_gets_the_judge_if_it_takes_one(write, named, reward):
+    path = write(WORKFLOW.format("Solve") + REWARDS)
+    with pytest.raises(EntrypointError, match=r"2 functions with @osmosis_reward found in .*: half, judged"):
+        load_entrypoint(path)
+    grader = load_entrypoint(path, grader=named).grader
+    sample = RolloutSample(id="s", messages=[{"role": "assistant", "content": [{"text": "148"}]}])
+    ctx = GraderContext("148", {"s": sample}, judge=Judge("http://127.0.0.1:1/v1", "key"))
+    await grader().grade(ctx)
+    assert sample.reward == reward
 
 
 def test_an_explicit_name_settles_it(write):
