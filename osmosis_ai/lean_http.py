@@ -2,14 +2,14 @@
 
 A rollout makes four calls of its own (two to the model, two callbacks). With a general client they cost as
 much as all the rest of it; `bench/rollouts.py` has the figures. Not here: redirects, cookies, proxies,
-retries, compression, HTTP/2. Every response is read whole.
+retries, compression, HTTP/2. A response is read whole, or by who asks for its pieces as they come.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -29,6 +29,16 @@ class Reply:
     status: int
     headers: dict[bytes, bytes]
     body: bytes
+
+
+# Gets the pieces of a body as they come; true when it has all that it wants. What it raises ends the call.
+Read = Callable[[bytes], bool]
+# Status and headers -> who reads the body, or None: it comes whole, in the `Reply`.
+Reader = Callable[[int, dict[bytes, bytes]], Read | None]
+
+
+class BrokenOffError(ConnectionError):
+    """The request was sent, and the connection ended before the whole response had come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +75,26 @@ class HttpPool:
     await pool.close()
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, keep_alive_seconds: float | None = None, connect_seconds: float = CONNECT_SECONDS
+    ) -> None:
         self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
+        self._keep_alive_seconds = keep_alive_seconds or KEEP_ALIVE_SECONDS
+        self._connect_seconds = connect_seconds
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def post(
+        self, url: str, headers: Mapping[str, str], body: bytes, reader: Reader | None = None
+    ) -> Reply:
         """The response, whatever its status. Raises OSError when there is none, and sends nothing twice.
 
-        There is no limit of time but that of connecting; cancelling the call closes its connection.
+        `BrokenOffError` is the OSError of a request that had been sent. There is no limit of time but that
+        of connecting; cancelling the call closes its connection.
         """
         target = _target(url)
         request = target.head + _header_lines(headers) + b"Content-Length: %d\r\n\r\n" % len(body) + body
-        connection = self._take(target.origin) or await _connect(target.origin)
-        reply = await connection.exchange(request)
+        connection = self._take(target.origin) or await _connect(target.origin, self._connect_seconds)
+        reply = await connection.exchange(request, reader)
         if connection.reusable:
             self._give_back(target.origin, connection)
         else:
@@ -96,7 +113,7 @@ class HttpPool:
 
     def _take(self, origin: tuple[str, str, int]) -> _Connection | None:
         idle = self._idle.get(origin)
-        oldest = asyncio.get_running_loop().time() - KEEP_ALIVE_SECONDS
+        oldest = asyncio.get_running_loop().time() - self._keep_alive_seconds
         while idle:
             connection = idle.pop()
             if connection.reusable and connection.idle_since > oldest:
@@ -109,30 +126,30 @@ class HttpPool:
         connection.idle_since = loop.time()
         self._idle.setdefault(origin, []).append(connection)
         if self._sweeping is None:
-            self._sweeping = loop.call_later(KEEP_ALIVE_SECONDS, self._sweep)
+            self._sweeping = loop.call_later(self._keep_alive_seconds, self._sweep)
 
     def _sweep(self) -> None:
         """Close what nobody has taken again; goes on as long as something is idle."""
         loop = asyncio.get_running_loop()
-        oldest = loop.time() - KEEP_ALIVE_SECONDS
+        oldest = loop.time() - self._keep_alive_seconds
         for origin, connections in list(self._idle.items()):
             for connection in [c for c in connections if c.idle_since <= oldest]:
                 connections.remove(connection)
                 connection.close()
             if not connections:
                 del self._idle[origin]
-        self._sweeping = loop.call_later(KEEP_ALIVE_SECONDS, self._sweep) if self._idle else None
+        self._sweeping = loop.call_later(self._keep_alive_seconds, self._sweep) if self._idle else None
 
 
-async def _connect(origin: tuple[str, str, int]) -> _Connection:
+async def _connect(origin: tuple[str, str, int], connect_seconds: float) -> _Connection:
     scheme, host, port = origin
     loop = asyncio.get_running_loop()
     tls = _tls() if scheme == "https" else None
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(connect_seconds):
             _, connection = await loop.create_connection(_Connection, host, port, ssl=tls)
     except TimeoutError as error:
-        raise TimeoutError(f"no connection to {host}:{port} within {CONNECT_SECONDS:g} s") from error
+        raise TimeoutError(f"no connection to {host}:{port} within {connect_seconds:g} s") from error
     return connection
 
 
@@ -152,6 +169,7 @@ class _Connection(asyncio.Protocol):
         self.reusable = False  # open, with nothing on the way
         self._transport: Any = None
         self._waiting: asyncio.Future[Reply] | None = None
+        self._reader: Reader | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -159,9 +177,12 @@ class _Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes] = []
         self._headers_read = False
+        self._read: Read | None = None
+        self._has_all = False
 
-    async def exchange(self, request: bytes) -> Reply:
+    async def exchange(self, request: bytes, reader: Reader | None) -> Reply:
         self.reusable = False
+        self._reader = reader
         self._waiting = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
@@ -187,14 +208,18 @@ class _Connection(asyncio.Protocol):
             return self.close()
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:  # the reader's
+            self._fail(error.__context__ or error)
         except httptools.HttpParserError as error:
-            self._fail(ConnectionError(f"the response is not HTTP: {error}"))
+            self._fail(BrokenOffError(f"the response is not HTTP: {error}"))
+        if self._has_all and self._waiting is not None:  # what comes behind is not waited for
+            self._answer()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.reusable = False
         if self._headers_read and not {b"content-length", b"transfer-encoding"} & self._headers.keys():
             self._answer()  # a body that ends with the connection
-        self._fail(ConnectionError(str(error or "") or "the connection was closed before the whole response"))
+        self._fail(BrokenOffError(str(error or "") or "the connection was closed before the whole response"))
 
     # --- httptools
 
@@ -203,9 +228,14 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._headers_read = True
+        if self._reader is not None:
+            self._read = self._reader(self._parser.get_status_code(), self._headers)
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
+        if self._read is None:
+            self._body.append(body)
+        elif self._read(body):
+            self._has_all = True
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:  # 100 Continue, 103 Early Hints: the response comes after
@@ -220,6 +250,6 @@ class _Connection(asyncio.Protocol):
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(reply)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(error)

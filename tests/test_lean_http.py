@@ -135,3 +135,34 @@ async def test_a_header_cannot_smuggle_another(value):
 async def test_what_is_no_url_is_refused(url):
     with pytest.raises(ValueError, match="http"):
         await HttpPool().post(url, {}, b"{}")
+
+
+PIECES = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+
+
+async def test_a_body_may_be_read_as_it_comes_and_the_connection_is_kept():
+    pieces = []
+    async with answering(PIECES, OK) as (pool, url, seen):
+        reply = await pool.post(url, {}, b"{}", lambda status, headers: pieces.append)
+        assert (pieces, reply.body) == ([b"abc", b"de"], b"")
+        assert (await pool.post(url, {}, b"{}", lambda status, headers: None)).body == b"hi"
+    assert [len(requests) for requests in seen] == [2]
+
+
+async def test_a_reader_that_has_enough_does_not_wait_for_the_end():
+    unending = PIECES.removesuffix(b"0\r\n\r\n")
+    async with answering(unending, OK) as (pool, url, seen):
+        await pool.post(url, {}, b"{}", lambda status, headers: lambda piece: piece == b"de")
+        assert (await pool.post(url, {}, b"{}")).body == b"hi"
+    assert [len(requests) for requests in seen] == [1, 1]
+
+
+async def test_what_a_reader_raises_ends_its_call_and_its_connection():
+    def read(piece):
+        raise KeyError("mine")
+
+    async with answering(PIECES, OK) as (pool, url, seen):
+        with pytest.raises(KeyError, match="mine"):
+            await pool.post(url, {}, b"{}", lambda status, headers: read)
+        assert (await pool.post(url, {}, b"{}")).body == b"hi"
+    assert [len(requests) for requests in seen] == [1, 1]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import asyncio
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import aiohttp
 import orjson
 
 from osmosis_ai.errors import ProviderError, UsageError
+from osmosis_ai.lean_http import BrokenOffError, HttpPool, Read
 from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest, ProviderState
 from osmosis_ai.providers.breaker import BreakerPolicy
 from osmosis_ai.providers.patience import Patience, RetryPolicy, Try, UnreachableError
 from osmosis_ai.providers.reply import Reply
 from osmosis_ai.providers.streamed import StreamedAnswer, StreamedError
 from osmosis_ai.providers.traffic import DEFAULT_MOST
+
+KEEP_ALIVE_SECONDS = 60.0  # of a connection that nobody uses: a new one may cost a handshake
 
 
 @dataclass(slots=True)
@@ -26,11 +29,33 @@ class _Call:
     payload: bytes
     on_text: OnText | None
     handed_on: bool = False
+    streamed: StreamedAnswer | None = None  # what the endpoint streams, when it does
 
     def hand_on(self, text: str) -> None:
         self.handed_on = True
         if self.on_text is not None:
             self.on_text(text)
+
+    def reader(self, status: int, headers: dict[bytes, bytes]) -> Read | None:
+        """Who reads the answer: a stream is read as it comes."""
+        self.streamed = None
+        if self.on_text is None or status != 200 or _content_type(headers) != "text/event-stream":
+            return None
+        self.streamed = StreamedAnswer(self.hand_on)
+        return self._read
+
+    def _read(self, data: bytes) -> bool:
+        """Some of the stream. Raises ProviderError."""
+        assert self.streamed is not None
+        try:
+            self.streamed.feed(data)
+        except StreamedError as error:
+            raise ProviderError(f"{self.url} broke its stream off with an error: {error}") from error
+        except (ValueError, TypeError, AttributeError) as error:  # JSON of another shape than chunks have
+            raise ProviderError(
+                f"{self.url} streamed what is no chunk of a completion ({_text(error)})", retryable=False
+            ) from error
+        return self.streamed.done
 
 
 class OpenAICompatibleProvider:
@@ -67,12 +92,14 @@ class OpenAICompatibleProvider:
             raise UsageError(f"llm.base_url must be a URL like https://api.example.com/v1, got {base_url!r}")
         self._base = base_url.rstrip("/").removesuffix("/chat/completions")
         self._model = model
-        self._headers = {"content-type": "application/json", "accept": "application/json"}
+        self._headers = {
+            "content-type": "application/json", "accept": "application/json", "accept-encoding": "identity",
+        }  # fmt: skip
         if api_key:
             self._headers["authorization"] = f"Bearer {api_key}"
-        self._timeout = aiohttp.ClientTimeout(total=total_seconds, sock_connect=connect_seconds)
+        self._connect_seconds, self._total_seconds = connect_seconds, total_seconds
         self._patience = Patience(self._base, retry, most=most, breaker=breaker)
-        self._session: aiohttp.ClientSession | None = None
+        self._pool = HttpPool(keep_alive_seconds=KEEP_ALIVE_SECONDS, connect_seconds=connect_seconds)
 
     async def complete(self, request: ProviderRequest, on_text: OnText | None = None) -> ProviderAnswer:
         call = self._call(request, on_text)
@@ -84,9 +111,7 @@ class OpenAICompatibleProvider:
 
     async def close(self) -> None:
         self._patience.close()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._pool.close()
 
     def _call(self, request: ProviderRequest, on_text: OnText | None) -> _Call:
         body: dict[str, Any] = {**request.params, "model": self._model}
@@ -105,50 +130,42 @@ class OpenAICompatibleProvider:
         return (await self._post(call)).answer(self._model)
 
     async def _post(self, call: _Call) -> Reply:
-        if self._session is None or self._session.closed:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
         url = call.url
         try:
-            async with self._session.post(url, data=call.payload, headers=self._headers) as response:
-                reply = Reply(
-                    url=url,
-                    status=response.status,
-                    content_type=response.content_type,
-                    retry_after=response.headers.get("Retry-After"),
-                )
-                if call.on_text and reply.status == 200 and reply.content_type == "text/event-stream":
-                    return replace(reply, document=await self._read_stream(response, call))
-                return replace(reply, body=await response.read())
+            async with asyncio.timeout(self._total_seconds):
+                reply = await self._pool.post(url, self._headers, call.payload, call.reader)
         except TimeoutError as error:
             raise ProviderError(
-                f"{url} did not answer: no connection within {self._timeout.sock_connect:g} s, "
-                f"or no whole answer within {self._timeout.total:g} s",
+                f"{url} did not answer: no connection within {self._connect_seconds:g} s, "
+                f"or no whole answer within {self._total_seconds:g} s",
                 status=504,
             ) from error
-        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as error:
+        except BrokenOffError as error:
             raise ProviderError(f"{url} ended its answer early ({_text(error)})", status=502) from error
-        except aiohttp.InvalidURL as error:
-            raise ProviderError(f"{url!r} is not a URL", retryable=False) from error
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             raise UnreachableError(f"{url} cannot be reached ({_text(error)})", status=503) from error
+        except ValueError as error:
+            raise ProviderError(str(error), retryable=False) from error
+        if call.streamed is not None and not call.streamed.is_whole:
+            raise ProviderError(f"{url} ended its stream early, without a finish_reason")
+        return Reply(
+            url=url,
+            status=reply.status,
+            content_type=_content_type(reply.headers),
+            retry_after=_header(reply.headers, b"retry-after"),
+            location=_header(reply.headers, b"location") or "",
+            body=reply.body,
+            document=None if call.streamed is None else call.streamed.document,
+        )
 
-    async def _read_stream(self, response: aiohttp.ClientResponse, call: _Call) -> dict[str, Any]:
-        answer = StreamedAnswer(call.hand_on)
-        try:
-            async for data in response.content.iter_any():
-                answer.feed(data)
-                if answer.done:
-                    break
-        except StreamedError as error:
-            raise ProviderError(f"{call.url} broke its stream off with an error: {error}") from error
-        except (ValueError, TypeError, AttributeError) as error:  # JSON of another shape than chunks have
-            raise ProviderError(
-                f"{call.url} streamed what is no chunk of a completion ({_text(error)})", retryable=False
-            ) from error
-        if not answer.is_whole:
-            raise ProviderError(f"{call.url} ended its stream early, without a finish_reason")
-        return answer.document
+
+def _content_type(headers: dict[bytes, bytes]) -> str:
+    return (_header(headers, b"content-type") or "no content-type").partition(";")[0].strip().lower()
+
+
+def _header(headers: dict[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("utf-8", "replace")
 
 
 def _text(error: BaseException) -> str:

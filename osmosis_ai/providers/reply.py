@@ -27,6 +27,7 @@ class Reply:
     status: int
     content_type: str
     retry_after: str | None  # the header
+    location: str = ""  # the header: where the endpoint has moved to
     body: bytes = b""
     document: dict[str, Any] | None = None  # of a stream, put together
 
@@ -82,6 +83,8 @@ class Reply:
             403: "; check the API key and what it may use",
             404: f"; check base_url and the model name {model!r}",
         }.get(self.status, "")
+        if 300 <= self.status < 400:
+            hint = f"; it has moved to {self.location or 'another place'}: put that into base_url"
         what = f"{self.url} answered {self.status}: {shown(self.body)}{hint}"
         out_of_money = self.status == 429 and is_out_of_money(self.body)
         retry_after = seconds_of(self.retry_after)

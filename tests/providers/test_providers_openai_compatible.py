@@ -118,6 +118,7 @@ async def test_retry_after_is_kept_and_too_long_a_one_is_not_waited_for(endpoint
         (says(401, {"error": "no"}), 502, 1, "check the API key"),
         (says(404, {"error": "no"}), 502, 1, "check base_url and the model name 'big-model'"),
         (says(400, {"error": "too long"}), 400, 1, "answered 400"),
+        (says(308, "", Location="https://x/v1"), 502, 1, "it has moved to https://x/v1: put that into base"),
         (says(200, "<html>welcome</html>"), 502, 1, "with text/html, not JSON. Is base_url right?"),
         (says(200, {"usage": {}}), 502, 1, "without choices[0].message"),
         (says(200, {"error": {"message": "quota"}}), 502, 1, "with status 200 and an error inside"),
