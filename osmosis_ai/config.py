@@ -67,6 +67,9 @@ class RolloutTable(Table):
     gateway_host: str = Field(
         "127.0.0.1", description="With url: address to listen on, which the server must be able to reach."
     )
+    debug_dir: str = Field(
+        "", description="Folder for what ctx.log_event logs, relative to the config file; empty: nothing is."
+    )
     workflow: str = Field("", description="Class to use when the entrypoint holds several workflows.")
     grader: str = Field("", description="Class to use when the entrypoint holds several graders.")
     max_concurrent: int = Field(64, ge=1, description="Rollouts in flight at once.")
@@ -318,7 +321,8 @@ def _entrypoint_or_url(file: TomlFile, rollout: Mapping[str, Any]) -> Iterator[F
         yield file.finding(
             ["rollout", "entrypoint"], f"rollout.entrypoint is missing: {about} Or give rollout.url."
         )
-    foreign = ("workflow",) if url else ("api_key_env", "protocol", "grader_entrypoint", "gateway_host")
+    of_a_url = ("api_key_env", "protocol", "grader_entrypoint", "gateway_host")
+    foreign = ("workflow", "debug_dir") if url else of_a_url
     belongs = "rollout.entrypoint" if url else "rollout.url"
     for key in foreign:
         if rollout.get(key):

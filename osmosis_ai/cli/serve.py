@@ -9,7 +9,6 @@ import click
 
 from osmosis_ai.cli.code import Code, code_options, read_code
 from osmosis_ai.cli.display import Display
-from osmosis_ai.errors import UsageError
 
 if TYPE_CHECKING:
     from osmosis_ai.rollout.discovery import Entrypoint
@@ -22,7 +21,7 @@ LEVELS = ["debug", "info", "warning", "error", "critical"]
 @click.option("-H", "--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("-p", "--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="0: any.")
 @click.option("--api-key", envvar="OSMOSIS_API_KEY", help="What requests must bring; needed off loopback.")
-@click.option("--log", "log_dir", type=click.Path(path_type=Path), help="Folder for ctx.log_event.")
+@click.option("--log", "log_dir", type=click.Path(path_type=Path), help="Folder for what log_event logs.")
 @click.option("--grader", help="Class to use when the entrypoint holds several graders.")
 @click.option("--no-validate", is_flag=True, help="Serve it whatever `osmosis validate` would say.")
 @click.option("--log-level", type=click.Choice(LEVELS), default="warning", show_default=True)
@@ -91,12 +90,11 @@ def _app(found: Entrypoint, api_key: str | None, log_dir: Path | None) -> tuple[
     if issubclass(found.workflow, AgentLoopWorkflow):
         loop = found.workflow.loop
         return create_app(loop, api_key=api_key, debug_dir=log_dir), f"agent loop {loop.name}"
-    if log_dir is not None:
-        raise UsageError("--log is for agent loops: an AgentWorkflow has no ctx.log_event")
     backend = LocalBackend(
         workflow=found.workflow,
         workflow_config=found.workflow_config,
         grader=found.grader,
         grader_config=found.grader_config,
+        debug_dir=log_dir,
     )
     return create_rollout_server(backend=backend, api_key=api_key), f"workflow {backend.workflow_name}"

@@ -180,7 +180,10 @@ async def _open_server(run: OpenRun, notify: Notify) -> RolloutServer:
         notify(f"starting the rollout server with {table.entrypoint}")
         path = _source(config, table.entrypoint)
         artifacts = str((run.folder / "artifacts").absolute())
-        code = UserCode(path, table.workflow, table.grader, config.workflow, artifacts_dir=artifacts)
+        debug_dir = str(config.resolve(table.debug_dir).absolute()) if table.debug_dir else None
+        code = UserCode(
+            path, table.workflow, table.grader, config.workflow, artifacts_dir=artifacts, debug_dir=debug_dir
+        )
         return UserServer(code, run.folder / "rollout-server.log", withheld=_withheld(config))
     notify(f"asking the rollout server at {table.url}")
     check_reachable(table.url, table.gateway_host)

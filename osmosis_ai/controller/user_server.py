@@ -45,6 +45,7 @@ class UserCode:
     overrides: dict[str, Any] = field(default_factory=dict)
     graded_sample: str | None = None  # grade only: conversations held elsewhere, as this sample
     artifacts_dir: str | None = None  # where a rollout may leave files, in a folder of its own
+    debug_dir: str | None = None  # where it may log
 
     def as_request(self, api_key: str) -> dict[str, Any]:
         return {
@@ -55,6 +56,7 @@ class UserCode:
             "require_grader": True,
             "graded_sample": self.graded_sample,
             "artifacts_dir": self.artifacts_dir,
+            "debug_dir": self.debug_dir,
             "host": "127.0.0.1",
             "api_key": api_key,
         }

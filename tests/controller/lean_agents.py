@@ -101,6 +101,11 @@ class Lean(AgentWorkflow):
         print("to standard error", file=sys.stderr)
         await call(PolicyEndpoint.of(rollout), messages)
 
+    async def logs(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
+        rollout.log_event("asks", question=messages[-1]["content"])
+        await call(PolicyEndpoint.of(rollout), messages)
+        rollout.log_event("answered")
+
     async def keeps(self, rollout: RolloutContext, messages: Messages, ctx: Any) -> None:
         """Leaves a file in the run's folder."""
         (ctx.artifacts_dir / "notes.txt").write_text("42 it is")
@@ -158,6 +163,12 @@ class LeanGrader(Grader):
         ctx.set_reward(1.0)
 
     quetzal = right  # a label that is found nowhere by chance
+
+    async def logged(self, ctx: GraderContext) -> None:
+        context = get_rollout_context()
+        assert context is not None
+        context.log_event("grades", label=ctx.label)
+        ctx.set_reward(1.0)
 
     async def wrong(self, ctx: GraderContext) -> None:
         ctx.set_reward(0.0)

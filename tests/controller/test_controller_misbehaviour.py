@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,14 @@ def test_what_a_workflow_keeps_lies_in_the_folder_of_its_rollout(outcome: Outcom
     folder, rollouts = outcome
     kept = folder / "ws" / "runs" / "bad" / "artifacts" / rollouts["keeps", "right"].rollout_id / "notes.txt"
     assert kept.read_text() == "42 it is"
+
+
+async def test_r13_what_a_rollout_logs_is_a_file_of_its_own_with_times_and_numbers(tmp_path: Path):
+    config = configure(tmp_path, [("logs", "logged"), ("ok", "right")], rollout__debug_dir="logs")
+    logged, _ = await run_eval(config, tmp_path)
+    [file] = (tmp_path / "logs").glob("*/*.jsonl")  # the other rollout logs nothing
+    assert (file.parent.name.isdigit(), file.stem) == (True, logged.rollout_id)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["seq"], line["event"]) for line in lines] == [(0, "asks"), (1, "answered"), (2, "grades")]
+    assert lines[0]["question"] == "logs"
+    assert all(line["rollout_id"] == logged.rollout_id and line["time"] > 1.7e9 for line in lines)

@@ -25,6 +25,7 @@ from osmosis_ai.rollout.backends.failure import category, describe
 from osmosis_ai.rollout.backends.lane import DeadlineExceeded, LanePool, WorkRaised
 from osmosis_ai.rollout.config import AgentWorkflowConfig, GraderConfig
 from osmosis_ai.rollout.context import RolloutContext
+from osmosis_ai.rollout.debug_log import DebugLog
 from osmosis_ai.rollout.grader import Grader, GraderContext, Judge, finite_reward
 from osmosis_ai.rollout.samples import RolloutSample
 from osmosis_ai.rollout.workflow import AgentWorkflow, AgentWorkflowContext
@@ -82,7 +83,7 @@ class LocalBackend(ExecutionBackend):
     """Runs each rollout in a lane of its own; see `backends/lane.py`.
 
     Each argument is the object itself or `"module:attr"`. The limit of concurrency is the one of the config;
-    None, and no config, is unlimited.
+    None, and no config, is unlimited. `debug_dir` is where `log_event` of a RolloutContext writes.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class LocalBackend(ExecutionBackend):
         workflow_config: AgentWorkflowConfig | str | None = None,
         grader: type[Grader[Any]] | str | None = None,
         grader_config: GraderConfig | str | None = None,
+        debug_dir: str | Path | None = None,
     ) -> None:
+        self._debug_log = None if debug_dir is None else DebugLog(debug_dir)
         self._workflow = _a_class(workflow, AgentWorkflow, "workflow")  # type: ignore[type-abstract]
         self._workflow_config = _a_config(workflow_config, AgentWorkflowConfig, "workflow_config")
         self._grader = None if grader is None else _a_class(grader, Grader, "grader")  # type: ignore[type-abstract]
@@ -120,6 +123,8 @@ class LocalBackend(ExecutionBackend):
 
     async def close(self) -> None:
         self._lanes.close()
+        if self._debug_log is not None:
+            self._debug_log.close()
 
     async def execute(
         self,
@@ -132,16 +137,19 @@ class LocalBackend(ExecutionBackend):
                 request.on_start()
             result = await self._run_workflow(request)
         await on_workflow_complete(result)  # outside of the slot: a slow callback holds up no rollout
-        if on_grader_complete is None:
-            return
-        async with self._grader_slots.taken():
-            graded = await self._grade(request, result)
-        await on_grader_complete(graded)
+        if on_grader_complete is not None:
+            async with self._grader_slots.taken():
+                graded = await self._grade(request, result)
+            await on_grader_complete(graded)
+        if self._debug_log is not None:
+            self._debug_log.forget(request.id)
 
     # --- the workflow
 
     async def _run_workflow(self, request: ExecutionRequest) -> ExecutionResult:
-        context = RolloutContext(request.chat_completions_url, request.api_key, request.id)
+        context = RolloutContext(
+            request.chat_completions_url, request.api_key, request.id, debug_log=self._debug_log
+        )
         work = partial(self._workflow_work, self._given(request), context)
         try:
             run = await self._lanes.run(work, timeout=request.agent_timeout_sec)
@@ -230,7 +238,10 @@ class LocalBackend(ExecutionBackend):
             judge=Judge(url, key) if url else None,
             artifacts_dir=request.artifacts_dir,
         )
-        with RolloutContext(url, key if url else None, request.id, use_environment=False):
+        context = RolloutContext(
+            url, key if url else None, request.id, debug_log=self._debug_log, use_environment=False
+        )
+        with context:
             await self._grader(copy.deepcopy(self._grader_config)).grade(ctx)
         return copies  # not ctx.samples: a grader rewards the samples, it cannot add or drop one
 

@@ -50,6 +50,7 @@ class Start(BaseModel):
     host: str = "127.0.0.1"
     api_key: str | None = None
     artifacts_dir: str | None = None  # folder for the files of rollouts, one folder each
+    debug_dir: str | None = None  # folder for what they log
 
 
 def main() -> None:
@@ -79,6 +80,7 @@ def _backend(start: Start) -> LocalBackend:
             workflow_config=FinishedConfig(sample_id=start.graded_sample),
             grader=grader,
             grader_config=grader_config,
+            debug_dir=start.debug_dir,
         )
     found = load_entrypoint(
         start.entrypoint,
@@ -96,6 +98,7 @@ def _backend(start: Start) -> LocalBackend:
         workflow_config=found.workflow_config,
         grader=found.grader,
         grader_config=found.grader_config,
+        debug_dir=start.debug_dir,
     )
 
 
