@@ -1,6 +1,6 @@
 """One TOML file for eval and train: what the keys are, what they mean, and every mistake at once.
 
-    [run] [rollout] [dataset] [llm] or [policy] [judge] [sampling] [eval] [train] [workflow]
+    [run] [rollout] [dataset] [llm] or [policy] [judge] [sampling] [eval] [budget] [train] [workflow]
 
 Each table is a model below; `docs/config.md` and the JSON Schema are made from them. `[workflow]` is free:
 its keys override the fields of the workflow's own config object.
@@ -159,6 +159,32 @@ class EvalTable(Table):
     pass_threshold: float = Field(1.0, description="A reward of at least this is a pass (pass@k).")
 
 
+class BudgetTable(Table):
+    """How much may be used up. The deadlines of a rollout are rollout.agent_timeout_seconds and its like."""
+
+    run_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Prompt and completion tokens of an eval, earlier commands included: when they are spent "
+        "no further rollout begins.",
+    )
+    run_dollars: float | None = Field(
+        None, gt=0, description="The same in dollars, by the prices in [llm]; cached tokens as priced there."
+    )
+    run_seconds: float | None = Field(
+        None, gt=0, description="Seconds of one `osmosis eval run`; after them no further rollout begins."
+    )
+    rollout_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Prompt and completion tokens of one rollout; the call after them is refused, and the "
+        "rollout ends as over_budget, without a reward.",
+    )
+    rollout_dollars: float | None = Field(
+        None, gt=0, description="The same in dollars, by the prices in [llm]."
+    )
+
+
 class TrainTable(Table):
     """How `osmosis train run` learns."""
 
@@ -219,6 +245,7 @@ class Config(Table):
     judge: JudgeTable | None = None
     sampling: SamplingTable = SamplingTable()
     eval: EvalTable = EvalTable()
+    budget: BudgetTable = BudgetTable()
     train: TrainTable = TrainTable()
     workflow: dict[str, Any] = Field(default_factory=dict)
 
@@ -303,6 +330,17 @@ def _cross_checks(file: TomlFile, tables: Mapping[str, Any]) -> Iterator[Finding
         if "model" in (table := _table(tables, name)):
             yield from _endpoint_checks(file, name, table)
     yield from _price_checks(file, _table(tables, "llm"))
+    yield from _budget_checks(file, tables)
+
+
+def _budget_checks(file: TomlFile, tables: Mapping[str, Any]) -> Iterator[Finding]:
+    """Dollars are counted by prices."""
+    if "input_price" in _table(tables, "llm"):
+        return
+    for key in ("run_dollars", "rollout_dollars"):
+        if key in _table(tables, "budget"):
+            needs = "llm.input_price and llm.output_price, in dollars per million tokens"
+            yield file.finding(["budget", key], f"budget.{key} needs {needs}.")
 
 
 def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -363,5 +401,6 @@ TABLES: Mapping[str, type[Table]] = {
     "judge": JudgeTable,
     "sampling": SamplingTable,
     "eval": EvalTable,
+    "budget": BudgetTable,
     "train": TrainTable,
 }

@@ -88,6 +88,7 @@ class Status(StrEnum):
     GRADER_ERROR = "grader_error"  # grade() raised, gave no reward, or not a finite one
     GRADER_TIMEOUT = "grader_timeout"
     MODEL_ERROR = "model_error"  # the model refused a call: no room in its context, a content filter
+    OVER_BUDGET = "over_budget"  # it used up its tokens or dollars, and a call was refused for it
     PROVIDER_ERROR = "provider_error"  # the external model's endpoint could not answer
     INFRASTRUCTURE = "infrastructure"  # ours: the engine or rollout server failed, a callback never came
     CANCELLED = "cancelled"  # the run was stopped while it was running

@@ -34,6 +34,7 @@ KEYS = {
     "policy": "path adapter lora_rank dtype device max_requests deterministic",
     "sampling": "temperature top_p max_tokens",
     "eval": "attempts pass_threshold",
+    "budget": "run_tokens run_dollars run_seconds rollout_tokens rollout_dollars",
     "train": "algorithm steps rows_per_step group_size advantage loss normalisation clip_low clip_high "
     "learning_rate warmup_steps final_learning_rate weight_decay max_grad_norm microbatch_tokens "
     "max_sample_tokens audit_gate checkpoint_every keep_checkpoints from_run min_reward batch_samples",
@@ -91,7 +92,7 @@ top_p = 2
 """
     found = findings(write(tmp_path, text))
     starts = [
-        "run.toml:1:1: unknown table 'workflw'. Did you mean 'workflow'? Known here: dataset, eval,",
+        "run.toml:1:1: unknown table 'workflw'. Did you mean 'workflow'? Known here: budget, dataset, eval,",
         "run.toml:2:1: train = 3 must be a table: write [train] on a line of its own and its keys below.",
         "run.toml:5:1: unknown key 'run.nam'. Did you mean 'name'? Known here: name, seed.",
         'run.toml:6:1: run.seed = "seven" must be a valid integer. Seed of data order,',

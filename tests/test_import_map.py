@@ -24,7 +24,13 @@ MAY_IMPORT = {
     "providers": set(),
     "rewards": set(),
     "rollout": set(),
-    "gateway": {"engine.base", "engine.completions", "store.base", "providers.base"},
+    "gateway": {
+        "engine.base",
+        "engine.completions",
+        "store.base",
+        "providers.base",
+        "providers.prices",
+    },
     "controller": {"config", "datasets", "engine", "gateway", "providers", "store", "train"},
     "eval": {
         "controller.dispatch",

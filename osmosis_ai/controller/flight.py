@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -18,6 +18,7 @@ from osmosis_ai.controller.rollout_server import Body, Order, RolloutServer, Wor
 from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, START_TIMEOUT_SECONDS, ServerDiedError
 from osmosis_ai.errors import InfrastructureError, OsmosisError, StoreError
 from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.budget import Budget
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.capture import CallCounts, CallFailure
 from osmosis_ai.store.base import Store
@@ -54,6 +55,7 @@ class DispatchSettings:
     grader_timeout_seconds: float
     retries: int
     sampling: SamplingDefaults
+    budget: Budget = field(default_factory=Budget)  # of each rollout
 
     @property
     def longest_seconds(self) -> float:
@@ -104,6 +106,7 @@ class Flight:
             rollout_id,
             seed=place_seed(self._deck.settings.seed, self._place),
             sampling=self._deck.settings.sampling,
+            budget=self._deck.settings.budget,
             expires_seconds=self._deck.settings.longest_seconds,
             sample_id=server.sample_id,
             alias=server.name_of(rollout_id),
@@ -236,7 +239,7 @@ class Flight:
 
     async def _refuse_unanswered(self) -> None:
         """A workflow that went on after its model had failed would be graded for our failure: it is not."""
-        if self._counters().failure is not None:
+        if self._counters().failure is not None or self._counters().over_budget is not None:
             await self._fail(Status.WORKFLOW_ERROR, "")
         elif not self._rollout.turns:
             await self._land(Status.NO_TURNS, self._no_turns_reason())
@@ -261,7 +264,9 @@ class Flight:
         """The workflow failed: by itself, or because its model or who serves it did."""
         counts = self._counters()
         failure = counts.failure or counts.model_refusal
-        if status is Status.WORKFLOW_ERROR and failure is not None:
+        if status in (Status.WORKFLOW_ERROR, Status.WORKFLOW_TIMEOUT) and counts.over_budget is not None:
+            status, message = Status.OVER_BUDGET, counts.over_budget
+        elif status is Status.WORKFLOW_ERROR and failure is not None:
             status, message = STATUS_OF[failure.kind], f"{failure.kind}: {failure.message}"
         if status is Status.WORKFLOW_TIMEOUT:
             message += f". {self._calls_so_far()}"

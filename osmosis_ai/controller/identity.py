@@ -55,6 +55,8 @@ def run_identity(config: Config, kind: RunKind, workspace: Workspace) -> dict[st
     identity |= _code_identity(config)
     identity |= {f"sampling.{k}": v for k, v in config.sampling.model_dump().items()}
     identity |= {f"workflow.{k}": repr(v) for k, v in config.workflow.items()}
+    of_rollout = ("rollout_tokens", "rollout_dollars")  # those of the run say how far it goes, not what comes
+    identity |= {f"budget.{k}": v for k in of_rollout if (v := getattr(config.budget, k)) is not None}
     if kind == "train":  # an eval may go on with other rows: each has its own result
         identity |= {f"dataset.{k}": v for k, v in config.dataset.model_dump().items() if k != "path"}
         train = config.train.model_dump()

@@ -27,6 +27,7 @@ from osmosis_ai.datasets import Dataset, Selection, open_dataset
 from osmosis_ai.engine.base import Engine, EngineInfo, EngineSpec
 from osmosis_ai.errors import OsmosisError, StoreError, UsageError
 from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.budget import Budget
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.render import TemplateRenderer
 from osmosis_ai.gateway.targets import PolicyTarget, ProviderTarget, Target
@@ -256,6 +257,7 @@ def dispatch_settings(config: Config, *, training: bool) -> DispatchSettings:
         grader_timeout_seconds=config.rollout.grader_timeout_seconds,
         retries=config.rollout.retries,
         sampling=sampling,
+        budget=Budget(config.budget.rollout_tokens, config.budget.rollout_dollars, prices_of(config)),
     )
 
 

@@ -79,6 +79,11 @@ def refuse_other_distributions(config: Config) -> None:
         )
         if not holds
     ]
+    findings += [
+        f"{config.source}: budget.{key} is for an eval; a training takes train.steps steps. Leave it out."
+        for key in ("run_tokens", "run_dollars", "run_seconds")
+        if getattr(config.budget, key) is not None
+    ]
     if findings:
         raise ConfigError(findings)
 

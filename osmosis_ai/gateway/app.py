@@ -19,6 +19,7 @@ import orjson
 
 from osmosis_ai.errors import InfrastructureError, StoreError
 from osmosis_ai.gateway.asgi import ASGIApp, pass_on
+from osmosis_ai.gateway.budget import Budget
 from osmosis_ai.gateway.call import MODEL, MODEL_NAMES, ModelCall, Refusal, SamplingDefaults
 from osmosis_ai.gateway.capture import CallCounts, OpenRollout
 from osmosis_ai.gateway.dialects import COUNTING, DIALECTS, chat
@@ -101,7 +102,7 @@ class Gateway:
         seed: int,
         sampling: SamplingDefaults | None = None,
         max_turns: int | None = None,
-        token_budget: int | None = None,
+        budget: Budget | None = None,
         expires_seconds: float | None = None,
         sample_id: str = DEFAULT_SAMPLE,
         alias: str = "",
@@ -110,7 +111,7 @@ class Gateway:
     ) -> str:
         """Open a rollout for calls; returns its key, which dies with it, or `expires_seconds` from now.
 
-        `token_budget` counts prompt and completion tokens of all turns; the call that reaches it is the last.
+        Calls are answered until `max_turns` are taken or the `budget` is spent.
         `sample_id` is that of calls that name none, `alias` a second name of the rollout. With `awaits_tools`
         a call without tools waits for `offer_tools`, and gets those. `key` is one that was given out before.
         """
@@ -120,7 +121,7 @@ class Gateway:
             seed=seed,
             defaults=sampling or SamplingDefaults(),
             max_turns=max_turns,
-            token_budget=token_budget,
+            budget=budget,
         )
         return self._rollouts.admit(
             rollout,

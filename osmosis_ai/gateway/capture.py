@@ -11,8 +11,10 @@ from hashlib import blake2b
 import orjson
 
 from osmosis_ai.errors import MODEL_REFUSALS
+from osmosis_ai.gateway.budget import DOLLARS_SPENT, TOKENS_SPENT, Budget
 from osmosis_ai.gateway.call import Answer, ModelCall, Refusal, Reply, SamplingDefaults
 from osmosis_ai.gateway.tree import ConversationTree, Placement
+from osmosis_ai.providers.prices import Usage, usage_of
 from osmosis_ai.store.base import TurnStore
 from osmosis_ai.types import Message, ToolSchema, Turn
 
@@ -22,7 +24,8 @@ _WORDS = {  # refusal code -> what the call did, for a person
     "wrong_rollout": "named another rollout than its key's",
     "rollout_ended": "came after the rollout had ended",
     "turn_limit_reached": "came after the last turn that the rollout may take",
-    "token_budget_spent": "came after the rollout's token budget was spent",
+    TOKENS_SPENT: "came after the rollout's token budget was spent",
+    DOLLARS_SPENT: "came after the rollout's dollars were spent",
 }
 
 
@@ -54,6 +57,12 @@ class CallCounts:
     def model_refusal(self) -> CallFailure | None:
         """The same of what the model refused: an agent may well go on without it, or end for it."""
         return next((f for f in reversed(self.failures.values()) if f.kind == "model"), None)
+
+    @property
+    def over_budget(self) -> str | None:
+        """The refusal of a call for which there was no budget left; None: there always was."""
+        spent = (self.latest_refusals.get(code) for code in (TOKENS_SPENT, DOLLARS_SPENT))
+        return next((message for message in spent if message is not None), None)
 
     def explain(self) -> str:
         """For messages: "1 call came with a wrong key; 2 calls failed: the engine failed: out of memory"."""
@@ -140,7 +149,7 @@ class OpenRollout:
         seed: int,
         defaults: SamplingDefaults,
         max_turns: int | None = None,
-        token_budget: int | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.rollout_id = rollout_id
         self.defaults = defaults
@@ -150,8 +159,8 @@ class OpenRollout:
         self._store = store
         self._seed = seed
         self._max_turns = max_turns
-        self._token_budget = token_budget
-        self._spent_tokens = 0
+        self._budget = budget or Budget()
+        self._spent = Usage(0, 0)
         self._tools: dict[bytes, list[ToolSchema]] = {}  # JSON -> the one copy that all turns share
         self._trees: dict[str, ConversationTree] = {}
         self._calls_of_sample: dict[str, int] = {}
@@ -194,12 +203,7 @@ class OpenRollout:
                 raise Refusal(
                     403, f"the rollout may take {self._max_turns} turns and {used}", code="turn_limit_reached"
                 )
-        if self._token_budget is not None and self._spent_tokens >= self._token_budget:
-            raise Refusal(
-                403,
-                f"the rollout has spent {self._spent_tokens} of {self._token_budget} tokens",
-                code="token_budget_spent",
-            )
+        self._budget.check(self._spent)
 
     def has_ended(self) -> Refusal:
         return Refusal(
@@ -247,7 +251,7 @@ class OpenRollout:
         parent = None if turn.parent is None else self.turns[turn.parent]
         self.turns.append(KeptTurn.of(turn, 0 if parent is None else parent.num_tokens))
         self._trees[turn.sample_id].add(turn, placement)
-        self._spent_tokens += turn.prompt_tokens + turn.completion_tokens
+        self._spent += usage_of([turn])
         self.counts.answered += 1
 
     def take_up(self, turn: Turn, placement: Placement, call_number: int, seeds: list[int]) -> None:

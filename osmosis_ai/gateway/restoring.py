@@ -79,7 +79,7 @@ def restored(record: AdmissionRecord, answered: Answered, store: Store, target: 
         seed=terms.seed,
         defaults=terms.sampling,
         max_turns=terms.max_turns,
-        token_budget=terms.token_budget,
+        budget=terms.budget,
     )
     admission = Admission(
         rollout,

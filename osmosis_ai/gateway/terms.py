@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from osmosis_ai.gateway.budget import Budget
 from osmosis_ai.gateway.call import SamplingDefaults
 
 DEFAULT_SAMPLE = "main"  # of a call that names no sample
@@ -19,7 +20,7 @@ class Terms:
     seed: int
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     max_turns: int | None = None
-    token_budget: int | None = None  # prompt and completion tokens of all turns
+    budget: Budget = field(default_factory=Budget)
     expires_at: float | None = None  # seconds since the epoch
     sample_id: str = DEFAULT_SAMPLE  # of calls that name none
     alias: str = ""  # a second name of the rollout
@@ -30,7 +31,8 @@ class Terms:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Terms:
-        return cls(**{**data, "sampling": SamplingDefaults(**data["sampling"])})
+        read = {"sampling": SamplingDefaults(**data["sampling"]), "budget": Budget.of(data["budget"])}
+        return cls(**{**data, **read})
 
     @property
     def expires_monotonic(self) -> float | None:

@@ -27,6 +27,17 @@ class Usage:
     completion_tokens: int
     cached_tokens: int = 0  # of the prompt tokens; 0 also where the endpoint does not tell
 
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
 
 def usage_of(turns: Iterable[Turn]) -> Usage:
     """The tokens of recorded turns, added up."""

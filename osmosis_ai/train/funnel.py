@@ -12,6 +12,7 @@ LOST_BEFORE = {  # reason -> the first stage that the rollout did not reach
     "workflow_timeout": "finished",
     "no_turns": "finished",
     "model_error": "finished",
+    "over_budget": "finished",
     "provider_error": "finished",
     "infrastructure": "finished",
     "cancelled": "finished",

@@ -6,8 +6,10 @@ import pytest
 from gateway_parts import user
 
 from osmosis_ai.gateway import identity
+from osmosis_ai.gateway.budget import Budget
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.capture import KeptTurn, OpenRollout
+from osmosis_ai.providers.prices import Prices
 from osmosis_ai.types import Turn
 
 BODY = {"model": "osmosis-rollout", "messages": [user("hello")]}
@@ -110,14 +112,25 @@ def a_turn_of(tokens):
     return KeptTurn.of(turn, 0)
 
 
-async def test_turns_and_tokens_can_be_limited(open_gateway):
+async def test_turns_tokens_and_dollars_can_be_limited(open_gateway):
     g = await open_gateway("ok", max_turns=1)
     await g.post(BODY)
     status, body = await g.post(BODY)
     assert (status, body["error"]["code"]) == (403, "turn_limit_reached")
-    key = g.gateway.admit("r2", seed=0, token_budget=1)
-    headers = {"authorization": f"Bearer {key}"}
-    assert [(await g.post(BODY, headers=headers))[0] for _ in range(2)] == [200, 403]
+    dear = Prices(input=1e6, output=1e6)  # a dollar a token
+    for name, budget, code in [
+        ("tokens", Budget(tokens=1), "token_budget_spent"),
+        ("dollars", Budget(dollars=1.0, prices=dear), "dollar_budget_spent"),
+    ]:
+        headers = {"authorization": f"Bearer {g.gateway.admit(name, seed=0, budget=budget)}"}
+        assert (await g.post(BODY, headers=headers))[0] == 200
+        status, body = await g.post(BODY, headers=headers)
+        assert (status, body["error"]["code"]) == (403, code)
+        assert (
+            f"its budget is {'$1' if name == 'dollars' else '1'} (budget.rollout_{name})"
+            in (body["error"]["message"])
+        )
+        assert g.gateway.counters(name).over_budget == body["error"]["message"]
 
 
 async def test_a_rollout_is_admitted_once(g):

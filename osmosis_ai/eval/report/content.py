@@ -35,7 +35,7 @@ CHUNK = 100  # rollouts whose conversations are one block of JSON
 MAX_COLUMNS = 4  # metadata columns that get a chart and a filter
 SHOWN_PROMPT = 140  # characters of a prompt in the list
 NOT_FINISHED = frozenset(
-    {Status.WORKFLOW_ERROR, Status.WORKFLOW_TIMEOUT, Status.NO_TURNS, Status.MODEL_ERROR,
+    {Status.WORKFLOW_ERROR, Status.WORKFLOW_TIMEOUT, Status.NO_TURNS, Status.MODEL_ERROR, Status.OVER_BUDGET,
      Status.PROVIDER_ERROR, Status.INFRASTRUCTURE, Status.CANCELLED, Status.SUPERSEDED}
 )  # fmt: skip
 
