@@ -3,7 +3,7 @@
 The views are temporary, made for each connection, so that they can follow the tables without a migration:
 
     rollouts  run_id, row, attempt, step, status, reward, turns, tokens, seconds, reason, answer, rollout_id
-    samples   run_id, row, attempt, sample_id, reward, removed, metrics, rollout_id
+    samples   run_id, row, attempt, sample_id, reward, removed, frozen, metrics, rollout_id
     turns     run_id, row, ordinal, sample_id, answer, tool_calls, finish_reason, prompt_tokens,
               completion_tokens, policy_version, latency_ms, model, rollout_id
     steps     run_id, step, version, reward, loss, seconds, metrics
@@ -37,7 +37,7 @@ VIEWS = {
                r.rollout_id
         FROM main.rollout r LEFT JOIN main.turn t USING (rollout_id) GROUP BY r.rollout_id""",
     "samples": """
-        SELECT r.run_id, r.row_index AS "row", r.member AS attempt, s.sample_id, s.reward, s.removed,
+        SELECT r.run_id, r.row_index AS "row", r.member AS attempt, s.sample_id, s.reward, s.removed, s.frozen,
                s.metrics, r.rollout_id
         FROM main.sample s JOIN main.rollout r USING (rollout_id)""",
     "turns": """

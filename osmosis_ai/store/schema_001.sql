@@ -1,4 +1,5 @@
--- Version 1. One database holds all runs of a workspace. Nothing is ever deleted by Osmosis.
+-- Version 1. One database holds all runs of a workspace. Nothing is deleted but by
+-- `osmosis runs delete` and `osmosis runs prune`.
 
 -- One `osmosis eval run` or `osmosis train run`.
 CREATE TABLE run (

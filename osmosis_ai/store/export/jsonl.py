@@ -179,7 +179,7 @@ async def _refuse_duplicates(store: Store, run: RunRecord, path: Path) -> None:
     if await store.get_run(run.run_id) is not None:
         raise UsageError(
             f"{path} holds run {run.run_id!r}, and this workspace has a run of that name. "
-            "Import it into another one: --workspace FOLDER."
+            f"Import it into another one (--workspace FOLDER), or osmosis runs delete {run.run_id} first."
         )
 
 

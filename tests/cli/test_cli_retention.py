@@ -1,0 +1,91 @@
+"""`osmosis runs delete` and `prune`: what goes is gone, what stays is whole."""
+
+import json
+import sqlite3
+import time
+from contextlib import closing
+
+import pytest
+
+from osmosis_ai.store.base import RunRecord, RunSummary
+from osmosis_ai.store.retention import Policy
+from osmosis_ai.store.schema import open_writable
+
+
+@pytest.fixture
+def stored(bench):
+    for run_id in ("a", "b"):
+        bench.store(run_id, {0: [1.0], 1: [0.0]})
+        folder = bench.root / ".osmosis" / "runs" / run_id
+        folder.mkdir(parents=True)
+        (folder / "rollout-server.log").write_text("...")
+    return bench
+
+
+def count(bench, table):
+    with closing(sqlite3.connect(bench.root / ".osmosis" / "osmosis.db")) as db:
+        return db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+
+def test_a_deleted_run_takes_along_what_it_alone_has_used(stored):
+    before = stored.run("runs", "show", "b", "--row", "1").out
+    messages = count(stored, "message")
+    done = stored.run("runs", "delete", "a", "--yes", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["runs"] == ["a"]
+    assert (count(stored, "turn"), count(stored, "sample"), count(stored, "rollout")) == (4, 2, 2)
+    assert messages - count(stored, "message") == 2, "its two last answers; prompts and calls are b's too"
+    assert not (stored.root / ".osmosis" / "runs" / "a").exists()
+    assert stored.run("runs", "show", "b", "--row", "1").out == before
+
+
+def test_nothing_is_deleted_while_another_process_has_the_database_open(stored):
+    other = open_writable(stored.root / ".osmosis" / "osmosis.db")
+    list(other.execute("SELECT count(*) FROM run"))
+    done = stored.run("runs", "delete", "a", "--yes")
+    assert done.code == 4
+    assert "is open in another process: a run, or a look at one. Nothing was deleted" in done.err
+    other.close()
+    assert count(stored, "rollout") == 4
+
+
+def test_without_a_terminal_or_yes_nothing_is_deleted(stored):
+    done = stored.run("runs", "prune", "--keep", "0")
+    assert (done.code, done.err) == (
+        2, "error: 2 runs would be deleted for ever: say --yes, or look with --dry-run\n",
+    )  # fmt: skip
+    assert stored.run("runs", "prune", "--keep", "0", "--dry-run").out == "would delete a\nwould delete b\n"
+    assert stored.run("runs", "prune", "--keep", "1", "--dry-run").out == "nothing to delete\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["delete", "c"], "there is no run 'c'. Known: a, b."),
+        (["prune"], "say which runs go: --older-than 30d, or --keep 3, or both"),
+        (["prune", "--older-than", "x"], "--older-than 'x': write a number and d, w, m or y, as in 30d"),
+    ],
+)
+def test_what_cannot_be_is_refused(stored, arguments, message):
+    done = stored.run("runs", *arguments)
+    assert (done.code, done.err) == (2, f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("policy", "gone"),
+    [
+        (Policy(days=30), ["a"]),
+        (Policy(keep=1), ["a", "a-2"]),
+        (Policy(days=30, keep=1), ["a"]),
+        (Policy(days=10, keep=2), ["a"]),
+        (Policy(keep=0), ["a", "a-2", "b", "a-3"]),
+    ],
+)
+def test_a_policy_chooses_by_age_and_by_number_of_a_name(policy, gone):
+    ages = {"a": 40, "a-2": 20, "b": 5, "a-3": 1}
+    now = time.time()
+    runs = [
+        RunSummary(RunRecord(run_id, "eval", "done", now - age * 86_400, {}, {"run": {"name": run_id[0]}}))
+        for run_id, age in ages.items()
+    ]
+    assert policy.chosen(runs, now) == gone
