@@ -37,8 +37,8 @@ VIEWS = {
                r.rollout_id
         FROM main.rollout r LEFT JOIN main.turn t USING (rollout_id) GROUP BY r.rollout_id""",
     "samples": """
-        SELECT r.run_id, r.row_index AS "row", r.member AS attempt, s.sample_id, s.reward, s.removed, s.frozen,
-               s.metrics, r.rollout_id
+        SELECT r.run_id, r.row_index AS "row", r.member AS attempt, s.sample_id, s.reward, s.removed,
+               s.frozen, s.metrics, r.rollout_id
         FROM main.sample s JOIN main.rollout r USING (rollout_id)""",
     "turns": """
         SELECT r.run_id, r.row_index AS "row", t.ordinal, t.sample_id, m.json ->> '$.content' AS answer,
