@@ -96,7 +96,7 @@ class DatasetTable(Table):
 class EndpointTable(Table):
     """A model that answers over HTTP, or a script in its place."""
 
-    model: str = Field(description='Model name at the endpoint, or "scripted".')
+    model: str = Field(description='Model name at the endpoint, "scripted", or "replay" ([llm] only).')
     base_url: str = Field("", description="OpenAI-compatible endpoint, up to and including /v1.")
     api_key_env: str = Field("", description="Environment variable with the key; the agents do not get it.")
     script: str = Field(
@@ -112,6 +112,9 @@ class EndpointTable(Table):
 class LlmTable(EndpointTable):
     """An external model. Either this or [policy]."""
 
+    replay: str = Field(
+        "", description='For "replay": the run whose answers are given again, or its export (.jsonl).'
+    )
     input_price: float | None = Field(
         None, ge=0, description="Dollars per million prompt tokens; with output_price, costs are shown."
     )
@@ -329,6 +332,7 @@ def _cross_checks(file: TomlFile, tables: Mapping[str, Any]) -> Iterator[Finding
     for name in ("llm", "judge"):
         if "model" in (table := _table(tables, name)):
             yield from _endpoint_checks(file, name, table)
+    yield from _replay_checks(file, _table(tables, "llm"))
     yield from _price_checks(file, _table(tables, "llm"))
     yield from _budget_checks(file, tables)
 
@@ -372,12 +376,25 @@ def _endpoint_checks(file: TomlFile, name: str, table: Mapping[str, Any]) -> Ite
     place = [name, "model"]
     if table["model"] == "scripted" and not table.get("script"):
         yield file.finding(place, f'{name}.model = "scripted" needs {name}.script = "file.py:function".')
-    if table["model"] != "scripted" and not table.get("base_url"):
+    if table["model"] not in ("scripted", _replayed(name)) and not table.get("base_url"):
         yield file.finding(
             place,
             f"{name}.base_url is missing: the endpoint of {table['model']!r}, "
             'e.g. base_url = "http://localhost:8000/v1".',
         )
+
+
+def _replayed(name: str) -> str | None:
+    """The name that stands for a recorded run; a judge has none."""
+    return "replay" if name == "llm" else None
+
+
+def _replay_checks(file: TomlFile, llm: Mapping[str, Any]) -> Iterator[Finding]:
+    model, run = llm.get("model"), llm.get("replay")
+    if model == "replay" and not run:
+        yield file.finding(["llm", "model"], 'llm.model = "replay" needs llm.replay = "RUN", or a .jsonl file.')
+    if model != "replay" and run:
+        yield file.finding(["llm", "replay"], 'llm.replay is for llm.model = "replay" only; leave it out.')
 
 
 def _price_checks(file: TomlFile, llm: Mapping[str, Any]) -> Iterator[Finding]:

@@ -64,6 +64,7 @@ CONCRETE = {
     "engine.torch": {"controller.opening"},
     "engine.scripted": set(),  # for tests
     "providers.openai_compatible": {"controller.external_model"},
+    "providers.replay": {"controller.external_model"},
     "providers.scripted": {"controller.external_model"},
     "store.sqlite": {"controller.opening", "cli.exchange", "cli.options", "cli.policy", "cli.runs"},
     "gateway.app": {

@@ -8,9 +8,44 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.config import EndpointTable, beside
+from osmosis_ai.config import EndpointTable, LlmTable, beside
 from osmosis_ai.errors import UsageError
 from osmosis_ai.providers.base import Provider
+from osmosis_ai.store.base import Store
+from osmosis_ai.store.export.jsonl import exported_rollouts, read_rollouts
+from osmosis_ai.store.workspace import Workspace
+
+REPLAY = "replay"  # the model that answers as in a recorded run
+
+
+async def open_external_model(llm: LlmTable, folder: Path, store: Store, *, most: int) -> Provider:
+    """The model of `[llm]`; a replay reads its run from the store, or from a file beside the config."""
+    if llm.model != REPLAY:
+        return open_provider(llm, folder, most=most)
+    from osmosis_ai.providers.replay import ReplayProvider
+
+    if _is_file(llm.replay):
+        return ReplayProvider(exported_rollouts(beside(folder, llm.replay)), llm.replay)
+    if await store.get_run(llm.replay) is None:
+        known = ", ".join(summary.run.run_id for summary in await store.list_runs())
+        raise UsageError(
+            f"llm.replay = {llm.replay!r}: there is no such run in this workspace. Known: {known or 'none'}. "
+            "A file of `osmosis runs export --format jsonl` can be replayed too; its name ends in .jsonl."
+        )
+    return ReplayProvider([rollout async for rollout in read_rollouts(store, llm.replay)], llm.replay)
+
+
+def check_replay(llm: LlmTable, folder: Path, workspace: Workspace) -> None:
+    """Raise UsageError when the file is no export, or there is no workspace that could have the run."""
+    if _is_file(llm.replay):
+        for _ in exported_rollouts(beside(folder, llm.replay)):
+            return
+    elif not workspace.database.is_file():
+        raise UsageError(f"llm.replay = {llm.replay!r}: there are no runs in {workspace.root}.")
+
+
+def _is_file(replay: str) -> bool:
+    return replay.endswith(".jsonl")
 
 
 def open_provider(table: EndpointTable, folder: Path, *, most: int, name: str = "llm") -> Provider:

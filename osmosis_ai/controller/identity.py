@@ -151,6 +151,9 @@ def _model_identity(config: Config, workspace: Workspace) -> str:
         adapter = f"lora of rank {table.lora_rank}" if table.adapter == "lora" else "all weights"
         order = ", one request at a time" if table.deterministic else ""
         return f"policy {_digest(files)}, {adapter}, {table.dtype}{order}"
+    if config.llm is not None and config.llm.model == "replay":
+        file = config.resolve(config.llm.replay)
+        return f"replay of {config.llm.replay}" + (f" {_digest([file])}" if file.is_file() else "")
     return "none" if config.llm is None else endpoint_identity(config.llm, config.source.parent)
 
 

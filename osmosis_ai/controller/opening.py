@@ -15,7 +15,7 @@ from pathlib import Path
 from osmosis_ai.config import Config, JudgeTable, PolicyTable
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.dispatch import Dispatcher
-from osmosis_ai.controller.external_model import from_environment, open_provider
+from osmosis_ai.controller.external_model import from_environment, open_external_model, open_provider
 from osmosis_ai.controller.flight import DispatchSettings
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.identity import refuse_changes, run_identity
@@ -156,7 +156,8 @@ async def open_rollouts(
         starting = asyncio.ensure_future(server.ensure_running())
         stack.callback(starting.cancel)
         if provider is None and config.llm is not None:
-            provider = open_provider(config.llm, config.source.parent, most=config.rollout.max_concurrent)
+            folder, most = config.source.parent, config.rollout.max_concurrent
+            provider = await open_external_model(config.llm, folder, run.store, most=most)
             stack.push_async_callback(provider.close)
         target, engine, info = await _open_target(run, stack, provider, training=training, notify=notify)
         target = target if through is None else through(target)

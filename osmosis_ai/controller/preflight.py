@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from osmosis_ai.config import Config, load_config
-from osmosis_ai.controller.external_model import from_environment, open_provider
+from osmosis_ai.controller.external_model import REPLAY, check_replay, from_environment, open_provider
 from osmosis_ai.controller.opening import read_rows
 from osmosis_ai.controller.remote import Address, check_reachable, connect
 from osmosis_ai.controller.training import refuse_other_distributions
@@ -131,7 +131,10 @@ def _model(config: Config, workspace: Workspace) -> list[Finding]:
     findings: list[Finding] = []
     llm, policy, folder = config.llm, config.policy, config.source.parent
     if llm is not None:
-        _tried(findings, "MODEL", lambda: open_provider(llm, folder, most=1))
+        if llm.model == REPLAY:
+            _tried(findings, "MODEL", lambda: check_replay(llm, folder, workspace))
+        else:
+            _tried(findings, "MODEL", lambda: open_provider(llm, folder, most=1))
     elif policy is None:
         findings.append(Finding("MODEL", "neither [llm] nor [policy] is given: say which model answers"))
     else:

@@ -203,13 +203,16 @@ class ProviderTarget:
         params = _with_defaults(call.native_params, defaults)
         if isinstance(params.get("seed"), int):
             params["seed"] = seed
-        request = ProviderRequest(call.native_messages, call.tools, params, seed, call.prompt)
+        placement = _placed(call, tree)
+        request = ProviderRequest(
+            call.native_messages, call.tools, params, seed, call.prompt, placement.messages
+        )
         answer = await self._provider.complete(request, on_text)
         message = _provider_message(answer)
         return Answer(
             message=message,
             finish_reason=answer.finish_reason,
-            placement=_placed(call, tree),
+            placement=placement,
             completion_ids=[],
             logprobs=[],
             policy_version=None,

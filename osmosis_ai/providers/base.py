@@ -24,6 +24,7 @@ class ProviderRequest:
     params: Mapping[str, Any]  # every other parameter of the request, but model, n, stream and stream_options
     seed: int  # of the request, or derived from the rollout's: the same call of the same rollout has the same
     prompt: str | None = None  # of a raw text completion; then `messages` is this text as a user's
+    canonical: Sequence[Message] = ()  # the messages as they are recorded with the turn
 
 
 @dataclass(frozen=True, slots=True)

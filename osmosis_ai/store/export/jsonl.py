@@ -84,6 +84,14 @@ async def import_run(store: Store, path: Path) -> tuple[RunRecord, int]:
     return run, count
 
 
+def exported_rollouts(path: Path) -> Iterator[Rollout]:
+    """The rollouts of a file, which is read to its end first. Raises UsageError as `import_run` does."""
+    _check(path)
+    for kind, value in _records(path):
+        if kind == "rollout":
+            yield _rollout(value, path)
+
+
 def _check(path: Path) -> RunRecord:
     """Read the file once, to its end: the run that it holds. Raises UsageError."""
     found = {"step": 0, "rollout": 0}
