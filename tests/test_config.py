@@ -236,3 +236,14 @@ def test_the_json_schema_for_editors_accepts_what_the_models_accept():
     wrong = {"rollout": {"entrypont": "x"}, "llm": {"model": 5}, "policy": {"path": "p", "adapter": "lorra"}}
     found = {error.json_path for error in validator.iter_errors(wrong)}
     assert found == {"$", "$.rollout", "$.llm.model", "$.policy.adapter"}  # "$": there is no [dataset]
+
+
+def test_a_replay_names_its_run_and_nothing_else_does(tmp_path: Path):
+    path = write(tmp_path, WHOLE)
+    assert findings(path, llm__model="replay") == [
+        '--set llm.model: llm.model = "replay" needs llm.replay = "RUN".'
+    ]
+    assert findings(path, llm__replay="old") == [
+        '--set llm.replay: llm.replay is for llm.model = "replay" only; leave it out.'
+    ]
+    assert load_config(path, {"llm.model": "replay", "llm.replay": "old"}).llm.replay == "old"

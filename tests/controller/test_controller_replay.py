@@ -115,7 +115,5 @@ async def test_a_call_that_was_never_recorded_says_what_differs(tmp_path: Path):
         name = rollout.rollout_id.replace("again", "recorded")
         differs = f"it differs from turn 0 of rollout {name}: temperature was 1.0, is 0.5"
         assert f"the replay of recorded has no answer: {differs}" in rollout.reason
-    with pytest.raises(
-        UsageError, match=r"'other': there is no such run in this workspace. Known: "
-    ):
+    with pytest.raises(UsageError, match=r"'other': there is no such run in this workspace. Known: "):
         await replay(tmp_path, "other", run__name="third")
