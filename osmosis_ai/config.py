@@ -392,9 +392,7 @@ def _replayed(name: str) -> str | None:
 def _replay_checks(file: TomlFile, llm: Mapping[str, Any]) -> Iterator[Finding]:
     model, run = llm.get("model"), llm.get("replay")
     if model == "replay" and not run:
-        yield file.finding(
-            ["llm", "model"], 'llm.model = "replay" needs llm.replay = "RUN".'
-        )
+        yield file.finding(["llm", "model"], 'llm.model = "replay" needs llm.replay = "RUN".')
     if model != "replay" and run:
         yield file.finding(["llm", "replay"], 'llm.replay is for llm.model = "replay" only; leave it out.')
 

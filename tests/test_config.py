@@ -28,7 +28,7 @@ KEYS = {
     "rollout": "entrypoint url api_key_env protocol grader_entrypoint gateway_host debug_dir workflow "
     "grader max_concurrent agent_timeout_seconds grader_timeout_seconds retries",
     "dataset": "path limit offset rows sample seed",
-    "llm": "model base_url api_key_env script replay timeout_seconds retries "
+    "llm": "model base_url api_key_env script timeout_seconds retries replay "
     "input_price output_price cached_input_price",
     "judge": "model base_url api_key_env script timeout_seconds retries",
     "policy": "path adapter lora_rank dtype device max_requests deterministic",
