@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from osmosis_ai.cli.transcript import printable
 from osmosis_ai.store.base import StepRecord
 from osmosis_ai.types import Rollout, Status
 
+SCHEMA_VERSION = 1  # of the lines of --json (lines.py); raised when one of their promises is broken
 SHOWN_FAILURES = 3
 SHOWN_CHARS = 240  # of a reason
 
@@ -39,10 +40,10 @@ class Display:
         """A line for the person; never data."""
         self.err.print(Text(printable(text)))
 
-    def data(self, value: Any) -> None:
-        """One JSON line on standard output, with --json."""
+    def data(self, value: Mapping[str, Any]) -> None:
+        """One JSON line on standard output, with --json; `lines` declares its fields."""
         if self.as_json:
-            sys.stdout.write(json.dumps(value) + "\n")  # ASCII: no character of a model reaches the terminal
+            sys.stdout.write(json_line(value))
             sys.stdout.flush()
 
     def out(self, text: str) -> None:
@@ -82,6 +83,11 @@ class Display:
     def advance(self, done: int, note: str) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=done, note=note)
+
+
+def json_line(value: Mapping[str, Any]) -> str:
+    """A line with its version, in ASCII: no character of a model reaches the terminal."""
+    return json.dumps({"event": value["event"], "schema_version": SCHEMA_VERSION, **value}) + "\n"
 
 
 class _Clock(ProgressColumn):

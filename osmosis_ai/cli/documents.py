@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from osmosis_ai.cli.config import config_reference, config_schema
 from osmosis_ai.cli.groups import root
+from osmosis_ai.cli.lines import LINES
+from osmosis_ai.cli.schemas import broken, command_schema
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 COLUMNS = 90  # of the help, whatever terminal this runs in
@@ -25,8 +29,13 @@ CLI_HEAD = """\
 Generated from the commands by `make docs`.
 
 Results go to standard output, messages and progress to standard error. With `--json` standard output is
-one JSON object per line. Ctrl-C stops a run in order: what is finished is kept, and the same command goes
-on. Control characters in the output of a model are shown as escapes, never sent to the terminal.
+one JSON object per line, each with `event`, `schema_version` and the fields that the command's schema in
+[`schemas`](schemas) declares. A version may get further fields; when one goes or changes its type, the
+version is raised.
+
+Ctrl-C stops a run in order: what is finished is kept, and the same command goes on. Control characters in the
+output of a model are shown as escapes, never sent to the terminal. There is no colour in what is piped, nor
+with `NO_COLOR`, and no question where there is no terminal.
 """
 
 
@@ -49,16 +58,36 @@ def commands(context: click.Context) -> Iterator[click.Context]:
             yield from commands(click.Context(command, parent=context, info_name=name))
 
 
+def _json(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def _line_schema(command: str) -> str:
+    return _json(command_schema(command))
+
+
+SCHEMAS = {command: f"schemas/{command.replace(' ', '-')}.schema.json" for command in LINES}
 DOCUMENTS: Mapping[str, Callable[[], str]] = {
     "config.md": config_reference,
     "cli.md": cli_reference,
-    "schemas/config.schema.json": lambda: json.dumps(config_schema(), indent=2) + "\n",
+    "schemas/config.schema.json": lambda: _json(config_schema()),
+    **{name: partial(_line_schema, command) for command, name in SCHEMAS.items()},
 }
 
 
 def stale(folder: Path) -> list[Path]:
     """The documents in `folder` that are not what the code says today."""
     return [folder / name for name, make in DOCUMENTS.items() if _read(folder / name) != make()]
+
+
+def broken_promises(folder: Path) -> list[str]:
+    """What the schemas in `folder` promise to readers of --json and those of today do not."""
+    return [
+        f"{name}: {promise}"
+        for command, name in SCHEMAS.items()
+        if (text := _read(folder / name)) is not None
+        for promise in broken(json.loads(text), command_schema(command))
+    ]
 
 
 def write(folder: Path) -> None:
@@ -76,6 +105,10 @@ def _read(path: Path) -> str | None:
 @click.option("--folder", type=click.Path(path_type=Path), default=DOCS, help="Where the documents are.")
 def main(check: bool, folder: Path) -> None:
     """Write the documents that are generated from the code."""
+    if lost := broken_promises(folder):
+        click.echo("promised to readers of --json and gone; keep it, or raise SCHEMA_VERSION:", err=True)
+        click.echo("\n".join(lost), err=True)
+        sys.exit(1)
     if not check:
         write(folder)
         return

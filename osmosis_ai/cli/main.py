@@ -83,6 +83,15 @@ Commands:
 """
 
 
+def command_names() -> list[tuple[str, ...]]:
+    """("init",), ("eval", "run"), ...: all commands, in the order of the help."""
+    return [
+        (group, *names)
+        for group, (_, commands) in COMMANDS.items()
+        for names in ([()] if isinstance(commands, str) else [(name,) for name in commands])
+    ]
+
+
 def help_text() -> str:
     """What Click prints for `osmosis --help`, to the letter (a test compares), without Click."""
     width = max(map(len, COMMANDS))

@@ -31,7 +31,7 @@ async def _list(workspace: Workspace, display: Display) -> None:
     store = existing_store(workspace)
     try:
         for summary in await store.list_runs():
-            display.data(asdict(summary))
+            display.data({"event": "run", **asdict(summary)})
             display.out(_summary_line(summary))
     finally:
         await store.close()
@@ -76,7 +76,7 @@ async def _show(workspace: Workspace, wanted: RolloutFilter, in_full: bool, disp
             raise UsageError(f"run {run.run_id!r} has no such rollout. {await _held(store, run.run_id)}")
         if in_full:
             for rollout in rollouts:
-                display.data(asdict(rollout))
+                display.data({"event": "rollout", **asdict(rollout)})
                 display.out(transcript(rollout))
             return
         display.data({"event": "run", **asdict(run)})

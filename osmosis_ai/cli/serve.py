@@ -9,6 +9,7 @@ import click
 
 from osmosis_ai.cli.code import Code, code_options, read_code
 from osmosis_ai.cli.display import Display
+from osmosis_ai.cli.options import JSON
 
 if TYPE_CHECKING:
     from osmosis_ai.rollout.discovery import Entrypoint
@@ -28,6 +29,7 @@ LEVELS = ["debug", "info", "warning", "error", "critical"]
 @click.option(
     "--skip-register", is_flag=True, hidden=True, help="Always so: there is nothing to register with."
 )
+@JSON
 def serve(
     entrypoint: str | None,
     module: str | None,
@@ -39,6 +41,7 @@ def serve(
     no_validate: bool,
     log_level: str,
     skip_register: bool,
+    as_json: bool,
 ) -> None:
     """Serve an agent loop or workflow over HTTP until Ctrl-C.
 
@@ -47,7 +50,7 @@ def serve(
     from the environment: OSMOSIS_ROLLOUT_CLIENT_... and OSMOSIS_ROLLOUT_SERVER_...
     """
     code = read_code(entrypoint, module)
-    display = Display(as_json=False)
+    display = Display(as_json=as_json)
     from osmosis_ai.rollout.server.serve import listen, serve_app
 
     listen(host, 0, api_key).close()  # a listener that is refused is refused before anything is imported
@@ -55,6 +58,7 @@ def serve(
     app, what = _app(found, api_key, log_dir)
 
     def ready(url: str) -> None:
+        display.data({"event": "listening", "url": url, "serves": what, "key_needed": bool(api_key)})
         display.out(f"{what} at {url}")
         display.note(
             f'  use it: [rollout] url = "{url}"   key: {"needed" if api_key else "none"}   Ctrl-C stops it'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -12,6 +11,7 @@ from typing import Any
 
 import click
 
+from osmosis_ai.cli.display import json_line
 from osmosis_ai.cli.options import JSON, WORKSPACE, workspace_at
 from osmosis_ai.cli.transcript import printable
 from osmosis_ai.errors import UsageError
@@ -77,7 +77,7 @@ def _json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> None:
         raise UsageError(f"--json needs a name for each column; twice: {', '.join(sorted(twice))}. Use AS.")
     for row in rows:
         plain = dict(zip(columns, map(_plain, row), strict=True))
-        sys.stdout.write(json.dumps(plain) + "\n")
+        sys.stdout.write(json_line({"event": "row", "values": plain}))
 
 
 def _table(columns: Sequence[str], rows: Iterable[tuple[Any, ...]], limit: int) -> None:

@@ -88,11 +88,11 @@ def test_json_lines_are_ascii_and_come_alone_on_standard_output(capsys: pytest.C
     display = Display(as_json=True)
     display.note("for the person")
     display.out("for the person")
-    display.data({"text": NASTY})
+    display.data({"event": "said", "text": NASTY})
     out, err = capsys.readouterr()
     assert out.rstrip("\n").isascii()
     assert out.rstrip("\n").isprintable()
-    assert json.loads(out) == {"text": NASTY}
+    assert json.loads(out) == {"event": "said", "schema_version": 1, "text": NASTY}
     assert err == "for the person\n"
 
 

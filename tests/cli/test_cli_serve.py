@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from osmosis_ai.rollout import ServeError, serve_agent_loop
@@ -42,6 +43,17 @@ def serving(*arguments: str, folder: Path = ROOT, **environment: str) -> Iterato
         finally:
             server.send_signal(signal.SIGINT)
             assert server.wait(10) == 130
+
+
+def test_with_json_the_server_says_where_it_listens_in_one_line():
+    server = start("-m", f"{LOOP}:agent_loop", "--port", "0", "--json")
+    try:
+        line = json.loads(server.stdout.readline())
+        jsonschema.validate(line, json.loads((ROOT / "docs/schemas/serve.schema.json").read_text()))
+        assert ask(f"{line['url']}/health")[0] == 200
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert (server.communicate(timeout=10)[0], server.returncode) == ("", 130)
 
 
 def ask(url: str, body: Any = None, key: str = "") -> tuple[int, Any]:

@@ -30,7 +30,7 @@ def test_the_answer_is_a_table(stored):
 def test_the_answer_is_json_lines_or_csv_when_asked_for(stored):
     statement = "SELECT row, reward, reason FROM rollouts ORDER BY row DESC"
     first = json.loads(stored.run("sql", statement, "--json").out.splitlines()[0])
-    assert first == {"row": 2, "reward": None, "reason": "Exact.grade raised ValueError: boom"}
+    assert first["values"] == {"row": 2, "reward": None, "reason": "Exact.grade raised ValueError: boom"}
     assert stored.run("sql", statement, "--csv", "--limit", "1").out.splitlines() == [
         "row,reward,reason",
         "2,,Exact.grade raised ValueError: boom",
@@ -62,7 +62,7 @@ def test_the_answer_is_json_lines_or_csv_when_asked_for(stored):
 def test_views_tables_and_json_can_be_read(stored, statement, answer):
     done = stored.run("sql", statement, "--json")
     assert done.err == ""
-    assert json.loads(done.out) == answer
+    assert json.loads(done.out) == {"event": "row", "schema_version": 1, "values": answer}
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,7 @@ def test_nothing_but_reading_is_allowed(stored, statement):
     assert (done.code, done.out) == (2, "")
     assert "only reading is allowed here" in done.err
     assert sorted(path.name for path in stored.root.iterdir()) == [".osmosis", "rows.jsonl"]
-    assert (
-        stored.run("sql", "SELECT count(*) AS n FROM sample WHERE reward = 1", "--json").out == '{"n": 1}\n'
-    )
+    assert stored.run("sql", "SELECT count(*) AS n FROM sample WHERE reward = 1", "--csv").out == "n\n1\n"
 
 
 @pytest.mark.parametrize(
