@@ -160,6 +160,12 @@ class EvalTable(Table):
 
     attempts: int = Field(1, ge=1, description="Rollouts per row.")
     pass_threshold: float = Field(1.0, description="A reward of at least this is a pass (pass@k).")
+    failure_budget: int | None = Field(
+        None,
+        ge=0,
+        description="Rollouts that may fail in one go and not by their own fault, before the run stops with "
+        "what it has; default: as many as there are to run, at least 100.",
+    )
 
 
 class BudgetTable(Table):

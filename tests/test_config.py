@@ -33,7 +33,7 @@ KEYS = {
     "judge": "model base_url api_key_env script timeout_seconds retries",
     "policy": "path adapter lora_rank dtype device max_requests deterministic",
     "sampling": "temperature top_p max_tokens",
-    "eval": "attempts pass_threshold",
+    "eval": "attempts pass_threshold failure_budget",
     "budget": "run_tokens run_dollars run_seconds rollout_tokens rollout_dollars",
     "train": "algorithm steps rows_per_step group_size advantage loss normalisation clip_low clip_high "
     "learning_rate warmup_steps final_learning_rate weight_decay max_grad_norm microbatch_tokens "

@@ -13,7 +13,7 @@ from osmosis_ai.cli.display import Display, first_line, step_parts
 from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.cli.transcript import transcript
 from osmosis_ai.errors import UsageError
-from osmosis_ai.store.base import RolloutFilter, RunSummary
+from osmosis_ai.store.base import Amendment, RolloutFilter, RunSummary
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout
@@ -81,14 +81,17 @@ async def _show(workspace: Workspace, wanted: RolloutFilter, in_full: bool, disp
             return
         display.data({"event": "run", **asdict(run)})
         display.out(f"run {run.run_id}: {run.kind}, {run.state}{': ' + run.error if run.error else ''}")
+        for amendment in run.lineage:
+            display.out(_amendment_line(amendment))
         steps = await store.steps(run.run_id)
         for record in steps:
             display.data({"event": "step", "step": record.step, "version": record.version} | record.metrics)
             display.out("  " + "  ".join(step_parts(record, steps[-1].step)))
         for rollout in sorted(rollouts, key=lambda r: (r.step, r.row_index, r.group_id, r.member, r.attempt)):
-            display.data({"event": "rollout", **asdict(rollout)})
+            lineage = run.lineage_at(rollout.started_at)
+            display.data({"event": "rollout", "lineage": lineage, **asdict(rollout)})
             if run.kind == "eval":
-                display.out(_rollout_line(rollout))
+                display.out(_rollout_line(rollout) + (f"  (after change {lineage})" if lineage else ""))
     finally:
         await store.close()
 
@@ -103,6 +106,12 @@ async def _held(store: SqliteStore, run_id: str) -> str:
         f"It has {len(rollouts)}: rows {rows[0]} to {rows[-1]}, steps {steps[0]} to {steps[-1]}, "
         f"ids like {rollouts[0].rollout_id}."
     )
+
+
+def _amendment_line(amendment: Amendment) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(amendment.at))
+    changes = "; ".join(f"{key} was {was}, is {now}" for key, (was, now) in amendment.changes.items())
+    return f"  {when} changes accepted: {changes}"
 
 
 def _rollout_line(rollout: Rollout) -> str:

@@ -13,20 +13,34 @@ from osmosis_ai.cli.options import config_options, read_config, run_async, works
 from osmosis_ai.config import Config
 from osmosis_ai.controller.opening import OpenRun, open_run
 from osmosis_ai.controller.training import Hooks, run_training
+from osmosis_ai.errors import UsageError
 from osmosis_ai.store.base import StepRecord
 from osmosis_ai.store.workspace import Workspace
 
 
 @click.command(epilog="Example: osmosis train run examples/calculator/train.toml --set train.steps=10")
+@click.option("--accept-changes", is_flag=True, hidden=True)  # of `eval run`: here it says why not
 @config_options
 def run(
-    config: Path, name: str | None, settings: tuple[str, ...], fresh: bool, workspace: Path, as_json: bool
+    config: Path,
+    name: str | None,
+    settings: tuple[str, ...],
+    fresh: bool,
+    accept_changes: bool,
+    workspace: Path,
+    as_json: bool,
 ) -> None:
     """Train the policy of CONFIG with its workflow and grader.
 
     The same command goes on where it stopped, and does nothing when all steps are done. The trained policy
     is an ordinary Hugging Face folder; another config names it with [policy] path = "run:NAME".
     """
+    if accept_changes:
+        raise UsageError(
+            "--accept-changes is for evals: the weights of a training run come from all of its inputs, so "
+            "with others it is another run. Start one with --fresh, or from the policy that this one has "
+            'learnt: [policy] path = "run:NAME".'
+        )
     display = Display(as_json=as_json)
     run_async(_train(read_config(config, name, settings), workspace_at(workspace), fresh, display))
 

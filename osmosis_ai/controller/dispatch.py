@@ -20,6 +20,7 @@ from osmosis_ai.controller.flight import Deck, DispatchSettings, Flight, Place
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.rollout_server import RolloutServer
+from osmosis_ai.controller.storm import Storm
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.store.base import Store
 from osmosis_ai.types import RETRIED, Group, Rollout, Row, Status
@@ -81,13 +82,19 @@ class Dispatcher:
         self._retries = settings.retries
         self._window = min(settings.max_concurrent, server.max_concurrent or settings.max_concurrent)
         self._airspace = _Airspace()
-        self._stopping = False
+        self.stopped = ""  # why no further rollout begins; empty as long as some may
+        self.storm: Storm | None = None  # who may stop it: None, where every place is tried to its end
         self.on_end: Callable[[Rollout], None] = lambda rollout: None  # the attempt that counts
         self.on_retry: Callable[[Rollout], None] = lambda rollout: None  # one that will be tried again
 
-    def stop(self) -> None:
-        """Begin no further rollout; those that are out come to their results."""
-        self._stopping = True
+    @property
+    def window(self) -> int:
+        """How many rollouts are out at most."""
+        return self._window
+
+    def stop(self, why: str) -> None:
+        """Begin no further rollout; those that are out come to their results, and are not tried again."""
+        self.stopped = self.stopped or why
 
     async def groups(
         self, run_id: str, step: int, rows: Sequence[Row], size: int, known: Iterable[Rollout] = ()
@@ -131,7 +138,7 @@ class Dispatcher:
         ended: asyncio.Queue[asyncio.Task[Attempts]] = asyncio.Queue()
         try:
             while True:
-                while len(out) < self._window and not self._stopping:
+                while len(out) < self._window and not self.stopped:
                     if (place := next(waiting, None)) is None:
                         break
                     task = asyncio.create_task(self._place(place, before.pop(place_key(place), [])))
@@ -157,12 +164,19 @@ class Dispatcher:
         for tries in range(self._retries + 1):
             rollout, server_died = await self._attempt(place, len(known) + tries, alone=suspect)
             suspect = suspect or server_died
-            if rollout.status not in RETRIED or tries == self._retries:
+            self._hear(rollout, server_died=server_died)
+            if rollout.status not in RETRIED or tries == self._retries or self.stopped:
                 break
             self.on_retry(rollout)
             replaced.append(rollout)
         self.on_end(rollout)
         return Attempts(place, rollout, replaced)
+
+    def _hear(self, rollout: Rollout, *, server_died: bool) -> None:
+        if self.storm is not None:
+            self.storm.heard(rollout, server_died=server_died)
+            if self.storm.verdict:
+                self.stop(self.storm.verdict)
 
     async def _attempt(self, place: Place, attempt: int, *, alone: bool) -> tuple[Rollout, bool]:
         """The rollout, ended, and whether the server died under it."""

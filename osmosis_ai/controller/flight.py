@@ -296,6 +296,8 @@ class Flight:
         self._open_judge()
         try:
             result = await grading.grade(self._deck.session, self._asked, given["messages"])
+        except WorkflowRefusedError as error:
+            return await self._land(Status.GRADER_ERROR, str(error))
         except InfrastructureError as error:
             return await self._land(Status.INFRASTRUCTURE, str(error))
         for sample in (result.get("samples") or {}).values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,33 @@ from osmosis_ai.store.workspace import Workspace
 FREE_TRAIN_KEYS = {"checkpoint_every", "keep_checkpoints", "audit_gate"}
 
 
-def refuse_changes(known: RunRecord, identity: Mapping[str, Any], kind: RunKind) -> None:
-    """Raise UsageError naming everything that is not as it was when the run began."""
+def changes_of(known: RunRecord, identity: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What is not as it was when the run began, or was amended last: key -> [was, is]."""
+    keys = sorted({*known.identity, *identity})
+    pairs = {key: [known.identity.get(key), identity.get(key)] for key in keys}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def refuse_kind(known: RunRecord, kind: RunKind) -> None:
+    """Raise UsageError when the name is that of a run of the other kind."""
     if known.kind != kind:
         raise UsageError(
             f"run {known.run_id!r} is a run of kind {known.kind!r}, not {kind!r}; "
             "give this one another name ([run] name, or --name)."
         )
-    changes = [
-        f"  {key}: was {known.identity.get(key)!r}, is {identity.get(key)!r}"
-        for key in sorted({*known.identity, *identity})
-        if known.identity.get(key) != identity.get(key)
-    ]
-    if changes:
-        raise UsageError(
-            f"run {known.run_id!r} exists and was made with other inputs:\n"
-            + "\n".join(changes)
-            + "\nUndo the change to go on with it, start a new run with --fresh (the old one is kept), "
-            "or choose another name (--name)."
-        )
+
+
+def refuse_changes(known: RunRecord, changes: Mapping[str, Sequence[Any]]) -> None:
+    """Raise UsageError naming everything that has changed."""
+    if not changes:
+        return
+    accept = ", go on with what has changed (--accept-changes)" if known.kind == "eval" else ""
+    raise UsageError(
+        f"run {known.run_id!r} exists and was made with other inputs:\n"
+        + "\n".join(f"  {key}: was {was!r}, is {now!r}" for key, (was, now) in changes.items())
+        + "\nUndo the change to go on with it, start a new run with --fresh (the old one is kept)"
+        f"{accept}, or choose another name (--name)."
+    )
 
 
 def run_identity(config: Config, kind: RunKind, workspace: Workspace) -> dict[str, Any]:

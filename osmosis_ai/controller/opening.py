@@ -9,8 +9,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from osmosis_ai.config import Config, JudgeTable, PolicyTable
 from osmosis_ai.controller.callbacks import Callbacks
@@ -18,7 +19,7 @@ from osmosis_ai.controller.dispatch import Dispatcher
 from osmosis_ai.controller.external_model import from_environment, open_external_model, open_provider
 from osmosis_ai.controller.flight import DispatchSettings
 from osmosis_ai.controller.grading import Grading
-from osmosis_ai.controller.identity import refuse_changes, run_identity
+from osmosis_ai.controller.identity import changes_of, refuse_changes, refuse_kind, run_identity
 from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.remote import Address, check_reachable, connect
 from osmosis_ai.controller.rollout_server import RolloutServer
@@ -33,7 +34,7 @@ from osmosis_ai.gateway.render import TemplateRenderer
 from osmosis_ai.gateway.targets import PolicyTarget, ProviderTarget, Target
 from osmosis_ai.providers.base import Provider
 from osmosis_ai.providers.prices import Prices
-from osmosis_ai.store.base import RolloutFilter, RunKind, RunRecord, RunState, Store
+from osmosis_ai.store.base import Amendment, RolloutFilter, RunKind, RunRecord, RunState, Store
 from osmosis_ai.store.lock import RunLock
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.store.workspace import Workspace, numbered
@@ -53,6 +54,7 @@ class OpenRun:
     workspace: Workspace
     resumed: bool
     stored: bool  # a run is stored when all its inputs have been found to hold
+    amended: bool = False  # it goes on with inputs that are not what they were
 
     @property
     def run_id(self) -> str:
@@ -64,6 +66,8 @@ class OpenRun:
             await self.store.create_run(self.record)
             self.stored = True
         elif self.resumed:
+            if self.amended:
+                await self.store.amend_run(self.record)
             await self.store.resume_run(self.run_id)
 
     async def finish(self, error: str = "", *, interrupted: bool = False) -> None:
@@ -80,11 +84,12 @@ class OpenRun:
 
 @asynccontextmanager
 async def open_run(
-    config: Config, kind: RunKind, workspace: Workspace, *, fresh: bool = False
+    config: Config, kind: RunKind, workspace: Workspace, *, fresh: bool = False, accept_changes: bool = False
 ) -> AsyncIterator[OpenRun]:
     """Create the run that `config` names, or take it up again; holds its lock until the end.
 
-    Raises UsageError when the run exists with another identity, RunLockedError when another process has it.
+    Raises UsageError when the run exists with another identity and `accept_changes` does not say that it goes
+    on with this one, RunLockedError when another process has it.
     """
     identity = run_identity(config, kind, workspace)
     async with AsyncExitStack() as stack:
@@ -95,12 +100,27 @@ async def open_run(
         folder = workspace.run_folder(run_id)
         stack.enter_context(RunLock(folder))
         known = await store.get_run(run_id)
-        if known is not None:
-            refuse_changes(known, identity, kind)
         plain = {**config.model_dump(mode="json"), "source": str(config.source.absolute())}
-        record = known or RunRecord(run_id, kind, "running", time.time(), identity, plain)
-        resumed = known is not None
-        yield OpenRun(record, folder, store, config, workspace, resumed=resumed, stored=resumed)
+        if known is None:
+            record = RunRecord(run_id, kind, "running", time.time(), identity, plain)
+            yield OpenRun(record, folder, store, config, workspace, resumed=False, stored=False)
+            return
+        refuse_kind(known, kind)
+        changes = changes_of(known, identity)
+        if not accept_changes:
+            refuse_changes(known, changes)
+        record = known if not changes else _amended(known, identity, plain, changes)
+        yield OpenRun(
+            record, folder, store, config, workspace, resumed=True, stored=True, amended=bool(changes)
+        )
+
+
+def _amended(
+    known: RunRecord, identity: dict[str, Any], config: dict[str, Any], changes: dict[str, list[Any]]
+) -> RunRecord:
+    """The run as it goes on: what it was made with until now is in its lineage."""
+    lineage = [*known.lineage, Amendment(time.time(), changes)]
+    return replace(known, identity=identity, config=config, lineage=lineage)
 
 
 async def _run_id(store: Store, name: str, *, fresh: bool) -> str:

@@ -20,11 +20,12 @@ from osmosis_ai.types import Row, ToolSchema
 Body = dict[str, Any]  # JSON
 
 REQUEST_SECONDS = 30.0  # for the answer to one request
+ROW_REFUSED = frozenset({413, 422})  # too large; not what a request is, e.g. with half of a surrogate pair
 LONGEST_PAUSE_SECONDS = 30.0  # between two requests of a server that is full, whatever it asks for
 
 
 class WorkflowRefusedError(OsmosisError):
-    """The user's code failed before the rollout began: the failure is the rollout's result."""
+    """The user's code failed before the rollout began, or the row cannot be sent: that is the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,9 @@ async def post(
                 return dict(await response.json() or {})
             text = (await response.text())[:500]
             pause = _pause(response.headers.get("Retry-After"))
-            if response.status == 500 and url.endswith("/init"):
-                raise WorkflowRefusedError(f"{url} answered 500: {text}")
+            # The user's own failure, or a row that the server does not take: nor would it the next time.
+            if (response.status == 500 and url.endswith("/init")) or response.status in ROW_REFUSED:
+                raise WorkflowRefusedError(f"{url} answered {response.status}: {text}")
             if response.status not in (429, 503) or time.monotonic() + pause > until:
                 raise InfrastructureError(f"{url} answered {response.status}: {text}")
         await asyncio.sleep(pause)

@@ -8,7 +8,7 @@ from typing import Any
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.statistics import Difference, paired_difference
-from osmosis_ai.eval.stored import StoredRun, last_words
+from osmosis_ai.eval.stored import StoredRun, last_words, lineage_note
 from osmosis_ai.types import Rollout
 
 MANY = 8  # rows that a message names
@@ -165,6 +165,8 @@ def _notes(first: StoredRun, second: StoredRun) -> Iterator[str]:
             yield f"{run.run_id}: {failed} of {len(run.rollouts)} rollouts failed and have no reward"
         if run.record.state != "done":
             yield f"{run.run_id} is {run.record.state}"
+        if note := lineage_note(run.record, [rollout.started_at for rollout in run.rollouts]):
+            yield note
 
 
 # --- what is said about them

@@ -6,40 +6,62 @@ memory than those that are out.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Container, Iterable, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from osmosis_ai.controller.dispatch import Dispatcher, is_result, place_key
 from osmosis_ai.controller.flight import Place
 from osmosis_ai.eval.stored import counted
 from osmosis_ai.eval.tally import EvalReport, Tally
 from osmosis_ai.store.base import RolloutFilter, Store
-from osmosis_ai.types import Outcome, Rollout, Row
+from osmosis_ai.types import Outcome, Rollout, Row, Status
+
+TIMEOUTS = frozenset({Status.WORKFLOW_TIMEOUT, Status.GRADER_TIMEOUT})
+ERRORS = frozenset(
+    {
+        Status.WORKFLOW_ERROR,
+        Status.GRADER_ERROR,
+        Status.NO_TURNS,
+        Status.MODEL_ERROR,
+        Status.OVER_BUDGET,
+    }
+)
+# What `--retry` names. What failed by nobody's fault (`RETRIED`) is tried again anyway. A low reward is a
+# result: tried again until it is high, it would say nothing.
+RETRY = {"errors": ERRORS, "timeouts": TIMEOUTS, "failed": ERRORS | TIMEOUTS}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Earlier:
     """What earlier lives of a run left behind."""
 
-    results: list[Outcome] = field(default_factory=list)  # one of each place that has a result: it stands
-    unfinished: list[Rollout] = field(default_factory=list)  # attempts at the other places, without turns
+    results: Sequence[Outcome] = ()  # one of each place that has a result: it stands
+    unfinished: Sequence[Rollout] = ()  # attempts at the other places, without turns
 
-    @property
-    def done(self) -> set[tuple[str, int]]:
-        """The places that need no rollout."""
-        return {(outcome.group_id, outcome.member) for outcome in self.results}
+    def among(self, indices: Collection[int], attempts: int) -> list[Outcome]:
+        """The results at places of an eval of these rows, so many attempts at each."""
+        wanted = indices if isinstance(indices, range) else set(indices)
+        return [o for o in self.results if o.row_index in wanted and o.member < attempts]
 
 
-async def read_earlier(store: Store, run_id: str) -> Earlier:
-    """A run that was stopped, as light as it can be held."""
+async def read_earlier(store: Store, run_id: str, retry: Collection[Status] = ()) -> Earlier:
+    """The state of a run that goes on, as light as it can be held.
+
+    Results whose status is in `retry` are superseded first, all at once: the run has none of them any more,
+    whatever becomes of this life of it.
+    """
     outcomes = await store.outcomes(RolloutFilter(run_id))
-    results = counted(outcome for outcome in outcomes if is_result(outcome.status))
-    done = {(outcome.group_id, outcome.member) for outcome in results}
-    again = [o.rollout_id for o in outcomes if (o.group_id, o.member) not in done]
-    if not again:
+    again = [outcome.rollout_id for outcome in outcomes if outcome.status in retry]
+    if again:
+        await store.supersede(again)
+    results = counted(o for o in outcomes if is_result(o.status) and o.status not in retry)
+    done = {(o.group_id, o.member) for o in results}
+    unfinished = [o.rollout_id for o in outcomes if (o.group_id, o.member) not in done]
+    if not unfinished:
         return Earlier(results)
-    return Earlier(results, await store.rollouts(RolloutFilter(run_id, rollout_ids=again), turns=False))
+    attempts = await store.rollouts(RolloutFilter(run_id, rollout_ids=unfinished), turns=False)
+    return Earlier(results, attempts)
 
 
 def places_of(run_id: str, rows: Iterable[Row], attempts: int) -> Iterator[Place]:
@@ -61,7 +83,7 @@ async def evaluate(
     Closing the iterator cancels the rollouts that are out.
     """
     earlier = earlier or Earlier()
-    done: Container[tuple[str, int]] = earlier.done
+    done = {(outcome.group_id, outcome.member) for outcome in earlier.results}
     places = (place for place in places_of(run_id, rows, attempts) if place_key(place) not in done)
     async with aclosing(dispatcher.stream(places, earlier.unfinished)) as ended:
         async for tries in ended:

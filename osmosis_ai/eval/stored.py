@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,22 @@ async def read_run(store: Store, run_id: str) -> StoredRun:
     """The run with the rollouts that count. Raises UsageError when there is no such run."""
     record = await find_run(store, run_id)
     return StoredRun(record, counted(await store.rollouts(RolloutFilter(run_id), turns=False)))
+
+
+def lineage_note(record: RunRecord, started_at: Iterable[float]) -> str | None:
+    """What is to be said of a run whose rollouts were not all made with the same inputs.
+
+    `started_at` are the beginnings of those that count.
+    """
+    parts = Counter(record.lineage_at(begun) for begun in started_at)
+    if len(parts) < 2:
+        return None
+    last = len(record.lineage)
+    keys = sorted({key for amendment in record.lineage[min(parts) :] for key in amendment.changes})
+    return (
+        f"{record.run_id} is of mixed lineage: {sum(parts.values()) - parts[last]} of its rollouts were made "
+        f"before a change that was accepted ({', '.join(keys)}), {parts[last]} after the last one"
+    )
 
 
 async def find_run(store: Store, run_id: str) -> RunRecord:

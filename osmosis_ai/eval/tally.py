@@ -26,6 +26,7 @@ class EvalReport:
     turns: int
     malformed_tool_calls: int
     branches: dict[str, int]  # reason -> calls that do not continue the latest turn of their sample
+    stopped: str  # why the run ended before every place was tried; "" when it did not
 
 
 class Tally:
@@ -39,6 +40,7 @@ class Tally:
         self._failures: Counter[str] = Counter()
         self._first: dict[str, Outcome] = {}  # status -> the failure of the first row
         self._branches: Counter[str] = Counter()
+        self.stopped = ""
         self._turns = self._completion_tokens = self._malformed = 0
 
     def add(self, outcome: Outcome) -> None:
@@ -77,6 +79,7 @@ class Tally:
             turns=self._turns,
             malformed_tool_calls=self._malformed,
             branches=dict(self._branches),
+            stopped=self.stopped,
         )
 
     def _pass_rates(self, rewards: dict[int, list[float]]) -> list[PassEstimate]:

@@ -17,6 +17,14 @@ RunState = Literal["running", "done", "interrupted", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
+class Amendment:
+    """What a resumed run was allowed to go on with: the keys of its identity that are not as they were."""
+
+    at: float  # seconds since the epoch; rollouts that began before are of the old inputs
+    changes: dict[str, list[Any]]  # key of the identity -> [was, is]
+
+
+@dataclass(frozen=True, slots=True)
 class RunRecord:
     """One `osmosis eval run` or `osmosis train run`."""
 
@@ -27,6 +35,13 @@ class RunRecord:
     identity: dict[str, Any]  # what must not change when the run is resumed: config, data, model, code
     config: dict[str, Any]  # the resolved configuration
     error: str = ""
+    lineage: list[Amendment] = field(
+        default_factory=list
+    )  # oldest first; empty: all rollouts had one identity
+
+    def lineage_at(self, started_at: float) -> int:
+        """How many amendments a rollout that began then had behind it: 0 for the inputs of the first life."""
+        return sum(amendment.at <= started_at for amendment in self.lineage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +139,10 @@ class Store(TurnStore, Protocol):
         Rollouts that the dead process left RUNNING end as INFRASTRUCTURE; returns how many. Only the holder
         of the run's lock may call this.
         """
+        ...
+
+    async def amend_run(self, run: RunRecord) -> None:
+        """Another identity and configuration for the rollouts to come, and a longer lineage that says so."""
         ...
 
     async def start_rollout(self, rollout: Rollout) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 
 from osmosis_ai.errors import StoreError
-from osmosis_ai.store.base import RolloutFilter, RunRecord, RunSummary
+from osmosis_ai.store.base import Amendment, RolloutFilter, RunRecord, RunSummary
 from osmosis_ai.store.packing import digest, pack_ids, pack_logprobs, to_json, unpack_ids, unpack_logprobs
 from osmosis_ai.types import Message, Rollout, Sample, Status, Turn
 
@@ -115,7 +115,7 @@ def pack_sample(rollout_id: str, sample: Sample) -> PackedSample:
     return PackedSample(sample, [Content.of(message) for message in sample.messages], to_json(sample.metrics))
 
 
-RUN_COLUMNS = "run_id, kind, state, created_at, identity, config, error"
+RUN_COLUMNS = "run_id, kind, state, created_at, identity, config, error, lineage"
 _ROLLOUT = (
     "rollout_id, run_id, row_index, group_id, member, attempt, step, status, reason, started_at, "
     "duration_seconds"
@@ -137,8 +137,11 @@ Record = tuple[Any, ...]
 
 
 def read_run(row: Record) -> RunRecord:
-    run_id, kind, state, created_at, identity, config, error = row
-    return RunRecord(run_id, kind, state, created_at, json.loads(identity), json.loads(config), error)
+    run_id, kind, state, created_at, identity, config, error, lineage = row
+    amendments = [Amendment(**amendment) for amendment in json.loads(lineage)]
+    return RunRecord(
+        run_id, kind, state, created_at, json.loads(identity), json.loads(config), error, amendments
+    )
 
 
 def read_summaries(db: apsw.Connection) -> list[RunSummary]:

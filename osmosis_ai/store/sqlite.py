@@ -16,6 +16,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,12 +77,13 @@ class SqliteStore:
             to_json(run.identity),
             to_json(run.config),
             printable(run.error),
+            to_json([asdict(amendment) for amendment in run.lineage]),
         )
 
         def work(db: apsw.Connection) -> None:
             if db.execute("SELECT 1 FROM run WHERE run_id = ?", (run.run_id,)).get is not None:
                 raise StoreError(f"run {run.run_id!r} exists already in {self.path}; choose another name")
-            db.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+            db.execute(f"INSERT INTO run ({RUN_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 
         await self._writer.write(work)
 
@@ -98,6 +100,12 @@ class SqliteStore:
             return db.changes()
 
         return await self._writer.write(work)
+
+    async def amend_run(self, run: RunRecord) -> None:
+        lineage = to_json([asdict(amendment) for amendment in run.lineage])
+        values = (to_json(run.identity), to_json(run.config), lineage, run.run_id)
+        query = "UPDATE run SET identity = ?, config = ?, lineage = ? WHERE run_id = ?"
+        await self._writer.write(lambda db: db.execute(query, values).close())
 
     def _set_state(self, db: apsw.Connection, run_id: str, state: RunState, error: str) -> None:
         db.execute("UPDATE run SET state = ?, error = ? WHERE run_id = ?", (state, printable(error), run_id))

@@ -27,7 +27,7 @@ from osmosis_ai.eval.report.charts import (
 from osmosis_ai.eval.report.redact import Redactor
 from osmosis_ai.eval.run import summarise
 from osmosis_ai.eval.statistics import Estimate
-from osmosis_ai.eval.stored import StoredRun, column_of, dataset_rows, read_run, text_of
+from osmosis_ai.eval.stored import StoredRun, column_of, dataset_rows, lineage_note, read_run, text_of
 from osmosis_ai.store.base import RolloutFilter, StepRecord, Store
 from osmosis_ai.types import Message, Rollout, Row, Sample, Status, Turn
 
@@ -87,6 +87,8 @@ async def read_content(
     steps = await store.steps(run_id)
     redact = Redactor(environment)
     rows, notes = _rows(run, dataset)
+    if mixed := lineage_note(run.record, [rollout.started_at for rollout in run.rollouts]):
+        notes.append(mixed)
     columns = _columns(run, rows)
     totals = _Totals()
     chunks: list[dict[str, Any]] = []

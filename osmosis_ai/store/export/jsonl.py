@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from osmosis_ai.errors import OsmosisError, UsageError
-from osmosis_ai.store.base import RolloutFilter, RunRecord, StepRecord, Store
+from osmosis_ai.store.base import Amendment, RolloutFilter, RunRecord, StepRecord, Store
 from osmosis_ai.types import Rollout, Sample, Status, Turn
 
 FORMAT, VERSION = "osmosis-run", 1
@@ -100,7 +100,7 @@ def _check(path: Path) -> RunRecord:
     names: set[str] = set()
     for kind, value in _records(path):
         if kind == "run":
-            run = _made(RunRecord, value, path)
+            run = _run(value, path)
         elif kind == "end":
             end = value
         elif kind == "step":
@@ -165,6 +165,13 @@ def _made(kind: Callable[..., T], value: Any, path: Path) -> T:
         return kind(**value)
     except TypeError as error:
         raise UsageError(f"{path}: not a {kind.__name__}: {error}") from error
+
+
+def _run(value: Any, path: Path) -> RunRecord:
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}: not a RunRecord: {value!r}")
+    lineage = [_made(Amendment, amendment, path) for amendment in value.get("lineage", [])]
+    return _made(RunRecord, {**value, "lineage": lineage}, path)
 
 
 def _rollout(value: Any, path: Path) -> Rollout:

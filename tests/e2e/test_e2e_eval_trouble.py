@@ -1,0 +1,45 @@
+"""An eval on bad days: rows that are poison, and an endpoint that is dead."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+from e2e_bench import Bench
+from test_e2e_bad_inputs import EVAL, LEAN, rows
+
+DEAD = EVAL.replace('model = "scripted"\nscript = "{script}"', 'model = "gpt"\nbase_url = "{script}"')
+
+
+def test_poisoned_rows_cost_their_own_results_and_nobody_elses(tmp_path: Path):
+    """One ends its server, one hangs, one is 3 MB long, two have characters that are hardly any."""
+    poison = ["exits", "blocks", "ok \x00", "ok " + "x" * 3_000_000, "ok \ud83d"]
+    bench = Bench(tmp_path)
+    lines = [{"user_prompt": prompt, "ground_truth": "right"} for prompt in ["ok", "ok", *poison, "ok", "ok"]]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    bench.write("bad.toml", EVAL, entrypoint=str(LEAN), script=f"{LEAN}:answer")
+    options = ("--set", "rollout.max_concurrent=4", "--set", "rollout.agent_timeout_seconds=2.0")
+    *rollouts, report = bench.lines("eval", "run", "bad.toml", *options)
+    failed = {line["row"]: line["status"] for line in rollouts if line["reward"] is None}
+    assert failed == {2: "workflow_error", 3: "workflow_timeout", 6: "workflow_error"}
+    assert (report["graded"], report["stopped"]) == (6, "")
+
+
+def test_a_dead_endpoint_stops_the_run_early_with_its_name(tmp_path: Path):
+    with socket.socket() as taken:  # bound and not listening: nobody else answers there
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        bench = Bench(tmp_path)
+        rows(bench, [("ok", "right")] * 500)
+        bench.write("bad.toml", DEAD, entrypoint=str(LEAN), script=url)
+        dead = bench.osmosis("eval", "run", "bad.toml", "--set", "rollout.max_concurrent=4", check=False)
+    assert dead.returncode == 4
+    assert "Traceback" not in dead.stderr
+    [stopped] = [line for line in dead.stdout.splitlines() if line.startswith("stopped early: ")]
+    assert f"{url} is down: " in stopped
+    assert "0 graded rollouts of" in dead.stdout
+    rollouts = bench.lines("runs", "show", "bad")
+    assert (rollouts[0]["state"], rollouts[0]["error"].startswith(f"{url} is down")) == ("failed", True)
+    assert {line["status"] for line in rollouts[1:]} == {"provider_error"}
+    assert len(rollouts) < 50  # of 500 rows, and each could be tried three times
