@@ -25,13 +25,13 @@ def write(tmp_path):
     return write
 
 
-def test_one_workflow_is_found_and_everything_else_may_be_missing(write):
+def test_r25_one_workflow_is_found_and_everything_else_may_be_missing(write):
     found = load_entrypoint(write(WORKFLOW.format("Solve")))
     assert found.workflow.__name__ == "Solve"
     assert (found.workflow_config, found.grader, found.grader_config) == (None, None, None)
 
 
-def test_grader_and_configs_are_found(write):
+def test_r23_r25_grader_and_configs_are_found(write):
     source = WORKFLOW.format("Solve") + GRADER.format("Exact")
     found = load_entrypoint(
         write(source + "w = AgentWorkflowConfig(name='w')\ng = GraderConfig(name='g')\nw2 = w\n")
@@ -40,7 +40,7 @@ def test_grader_and_configs_are_found(write):
     assert (found.workflow_config.name, found.grader_config.name) == ("w", "g")
 
 
-def test_abstract_bases_do_not_count_and_aliases_count_once(write):
+def test_r25_abstract_bases_do_not_count_and_aliases_count_once(write):
     source = (
         "class Base(AgentWorkflow):\n    pass\n"
         "class Solve(Base):\n    async def run(self, ctx): ...\n"
@@ -65,7 +65,7 @@ def test_abstract_bases_do_not_count_and_aliases_count_once(write):
         ),
     ],
 )
-def test_what_does_not_fit_is_listed(write, source, text):
+def test_r23_r25_what_does_not_fit_is_listed(write, source, text):
     with pytest.raises(EntrypointError, match=text):
         load_entrypoint(write(source))
 
@@ -95,7 +95,7 @@ async def test_r11_a_reward_function_is_a_grader_and_gets_the_judge_if_it_takes_
     assert sample.reward == reward
 
 
-def test_an_explicit_name_settles_it(write):
+def test_r25_an_explicit_name_settles_it(write):
     path = write(WORKFLOW.format("A") + WORKFLOW.format("B") + GRADER.format("G") + GRADER.format("H"))
     found = load_entrypoint(path, workflow="B", grader="H")
     assert (found.workflow.__name__, found.grader.__name__) == ("B", "H")
@@ -158,7 +158,7 @@ CONFIG = (
 )
 
 
-def test_toml_values_are_merged_over_the_config(write):
+def test_r27_toml_values_are_merged_over_the_config(write):
     found = load_entrypoint(
         write(CONFIG + "c = C(rounds=9)\n"),
         workflow_overrides={"temperature": 0, "extra": "yes", "concurrency": {"max_concurrent": 4}},
@@ -168,14 +168,14 @@ def test_toml_values_are_merged_over_the_config(write):
     assert config.concurrency.max_concurrent == 4
 
 
-def test_toml_values_work_without_an_instance_in_the_module(write):
+def test_r27_toml_values_work_without_an_instance_in_the_module(write):
     found = load_entrypoint(write(CONFIG), workflow_overrides={"rounds": 3})
     assert (type(found.workflow_config).__name__, found.workflow_config.rounds) == ("C", 3)
     plain = load_entrypoint(write(WORKFLOW.format("Solve")), workflow_overrides={"rounds": 3})
     assert (plain.workflow_config.name, plain.workflow_config.rounds) == ("Solve", 3)
 
 
-def test_all_wrong_types_are_reported_at_once(write):
+def test_r27_all_wrong_types_are_reported_at_once(write):
     with pytest.raises(ConfigError) as raised:
         load_entrypoint(write(CONFIG), workflow_overrides={"rounds": "many", "temperature": [], "extra": 1})
     assert [finding.split(":")[0] for finding in raised.value.findings] == [

@@ -317,7 +317,7 @@ async def test_neither_label_nor_judges_key_is_in_the_frames_above_the_workflow(
     assert seen.isdisjoint({"the-label", "judge-key", "http://127.0.0.1:1/v1"})
 
 
-async def test_each_rollout_has_its_own_copy_of_the_config_and_its_own_context(backends):
+async def test_r23_each_rollout_has_its_own_copy_of_the_config_and_its_own_context(backends):
     async def run(ctx):
         ctx.config.seen.append(get_rollout_context().rollout_id)
         await asyncio.sleep(0.01)
@@ -328,7 +328,7 @@ async def test_each_rollout_has_its_own_copy_of_the_config_and_its_own_context(b
     assert [one(results)[1].samples["solver"].reward for results in runs] == [1.0] * 20
 
 
-async def test_what_a_workflow_does_to_the_metadata_does_not_reach_the_grader(backends):
+async def test_r22_what_a_workflow_does_to_the_metadata_does_not_reach_the_grader(backends):
     async def run(ctx):
         ctx.metadata["steps"] = 0
         say("148")
@@ -338,6 +338,22 @@ async def test_what_a_workflow_does_to_the_metadata_does_not_reach_the_grader(ba
 
     _, graded = one(await execute(backends(run, grader=grader(grade)), metadata={"steps": 2}))
     assert graded.samples["solver"].reward == 2.0
+
+
+@pytest.mark.parametrize("metadata", [{"kind": "easy"}, None])
+async def test_r22_workflow_and_grader_see_the_metadata_of_the_row(backends, metadata):
+    seen = []
+
+    async def run(ctx):
+        seen.append(ctx.metadata)
+        say("148")
+
+    async def grade(ctx):
+        seen.append(ctx.metadata)
+        ctx.set_reward(1.0)
+
+    await execute(backends(run, grader=grader(grade)), metadata=metadata)
+    assert seen == [metadata, metadata]
 
 
 async def test_tasks_that_a_rollout_leaves_behind_are_ended(backends):
@@ -358,7 +374,7 @@ async def test_tasks_that_a_rollout_leaves_behind_are_ended(backends):
     assert await asyncio.to_thread(ended.wait, 2)
 
 
-async def test_the_limit_of_concurrency_holds_and_queueing_does_not_eat_the_deadline(backends):
+async def test_r24_the_limit_of_concurrency_holds_and_queueing_does_not_eat_the_deadline(backends):
     running, most = [], []
 
     async def run(ctx):
@@ -378,7 +394,7 @@ async def test_the_limit_of_concurrency_holds_and_queueing_does_not_eat_the_dead
     assert backend.max_concurrency == 2
 
 
-async def test_without_a_limit_many_rollouts_wait_at_once(backends):
+async def test_r24_without_a_limit_many_rollouts_wait_at_once(backends):
     async def run(ctx):
         await asyncio.sleep(0.2)
         say("148")

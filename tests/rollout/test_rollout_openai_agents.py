@@ -63,7 +63,7 @@ async def simple(ctx):
     await Runner.run(agent(), ctx.prompt, session=OsmosisMemorySession(name="solver"))
 
 
-async def test_a_tool_is_called_and_the_session_becomes_the_sample(policy):
+async def test_r19_r20_a_tool_is_called_and_the_session_becomes_the_sample(policy):
     policy.script = [tool_call("multiply", '{"a": 37, "b": 4}'), text("148")]
     _, graded = await rollout(policy, simple)
     messages = graded.samples["solver"].messages
@@ -74,7 +74,7 @@ async def test_a_tool_is_called_and_the_session_becomes_the_sample(policy):
     assert RAN == [(37, 4)]
 
 
-async def test_every_call_carries_identity_key_and_all_settings(policy):
+async def test_r19_r20_r29_every_call_carries_identity_key_and_all_settings(policy):
     settings = ModelSettings(
         temperature=0.7,
         top_p=0.9,
@@ -142,7 +142,7 @@ async def test_an_unknown_tool_is_answered_with_an_error(policy):
     assert policy.calls[1].body["messages"][3]["content"] == "Tool 'divide' not found."
 
 
-async def test_streaming_gives_the_same_conversation(policy):
+async def test_r20_streaming_gives_the_same_conversation(policy):
     deltas = []
 
     async def run(ctx):
@@ -167,7 +167,7 @@ async def test_streaming_gives_the_same_conversation(policy):
     ]
 
 
-async def test_a_handoff_stays_in_the_sample_of_the_session(policy):
+async def test_r20_a_handoff_stays_in_the_sample_of_the_session(policy):
     async def run(ctx):
         expert = agent(name="expert", instructions="You multiply.")
         triage = agent(name="triage", tools=[], handoffs=[expert])
@@ -339,7 +339,7 @@ async def test_a_sample_id_set_by_hand_stays_for_a_session_of_another_class(poli
     assert len(graded.samples["mine"].messages) == 4
 
 
-async def test_a_session_of_outside_cannot_be_used_in_a_rollout(policy):
+async def test_r19_a_session_of_outside_cannot_be_used_in_a_rollout(policy):
     outside = OsmosisMemorySession(name="solver")
 
     async def run(ctx):
@@ -379,7 +379,7 @@ def test_outside_of_a_rollout_an_agent_says_where_to_build_it():
         agent()
 
 
-def test_the_model_of_an_agent_is_a_litellm_model_and_any_other_stays():
+def test_r19_the_model_of_an_agent_is_a_litellm_model_and_any_other_stays():
     with RolloutContext("http://127.0.0.1:1/v1", "key", "r1"):
         model = agent().model
         assert isinstance(model, OsmosisLitellmModel)
@@ -393,7 +393,7 @@ def test_the_model_of_an_agent_is_a_litellm_model_and_any_other_stays():
         assert agent().clone(name="copy").name == "copy"
 
 
-async def test_the_placeholder_cannot_be_called():
+async def test_r19_the_placeholder_cannot_be_called():
     with pytest.raises(NotImplementedError, match="placeholder for the policy"):
         await OsmosisRolloutModel().get_response()
     with pytest.raises(NotImplementedError, match="placeholder for the policy"):

@@ -96,7 +96,7 @@ def grader_context():
     return GraderContext("4", samples, rollout_id="17")
 
 
-def test_rewards_are_set_by_sample():
+def test_r21_rewards_are_set_by_sample():
     ctx = grader_context()
     ctx.set_sample_reward("solver", 1)
     ctx.set_sample_reward("critic", False)
@@ -104,12 +104,12 @@ def test_rewards_are_set_by_sample():
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1.0", None])
-def test_a_reward_that_is_no_finite_number_names_sample_value_and_rollout(reward):
+def test_r21_a_reward_that_is_no_finite_number_names_sample_value_and_rollout(reward):
     with pytest.raises(ValueError, match=r"sample 'solver' of rollout 17 .* got (nan|inf|'1.0'|None)"):
         grader_context().set_sample_reward("solver", reward)
 
 
-def test_a_reward_for_an_unknown_sample_lists_the_known_ones():
+def test_r21_a_reward_for_an_unknown_sample_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"no sample 'solvr'; its samples: 'solver', 'critic'"):
         grader_context().set_sample_reward("solvr", 1.0)
 
@@ -122,7 +122,7 @@ def test_the_only_sample_can_be_rewarded_without_its_name():
         grader_context().set_reward(0.5)
 
 
-def test_configs_take_extra_and_arbitrary_fields_and_check_what_they_know():
+def test_r23_configs_take_extra_and_arbitrary_fields_and_check_what_they_know():
     config = AgentWorkflowConfig(name="search", model=object(), tools=[print])
     assert config.tools == [print]
     assert config.description is None
@@ -133,7 +133,7 @@ def test_configs_take_extra_and_arbitrary_fields_and_check_what_they_know():
         ConcurrencyConfig(max_concurrent=0)
 
 
-def test_workflow_and_grader_are_abstract_and_keep_their_config():
+def test_r14_workflow_and_grader_are_abstract_and_keep_their_config():
     class Workflow(AgentWorkflow[AgentWorkflowConfig]):
         async def run(self, ctx: AgentWorkflowContext) -> None: ...
 

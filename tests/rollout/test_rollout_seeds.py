@@ -46,7 +46,7 @@ async def run(path, policy, script, **overrides):
         ("004_multiply", "multiply-agent", [MULTIPLY, text("It is 148.")]),
     ],
 )
-async def test_a_seed_runs_and_is_rewarded(policy, seed, sample_id, script):
+async def test_r18_r20_r21_a_seed_runs_and_is_rewarded(policy, seed, sample_id, script):
     ran, graded = await run(SEEDS / f"seed_{seed}.py", policy, script)
     assert ran.succeeded, ran.err_message
     assert {name: sample.reward for name, sample in graded.samples.items()} == {sample_id: 1.0}
@@ -66,7 +66,7 @@ async def test_a_seed_that_calls_no_model_runs_and_has_no_sample(policy, seed):
     assert "produced no sample" in graded.err_message
 
 
-def test_the_config_of_a_seed_takes_values_of_the_toml():
+def test_r27_the_config_of_a_seed_takes_values_of_the_toml():
     found = load_entrypoint(str(SEEDS / "seed_000_config.py"), workflow_overrides={"max_iterations": 3})
     assert (found.workflow_config.name, found.workflow_config.max_iterations) == ("my-workflow", 3)
     found = load_entrypoint(str(SEEDS / "seed_001_config.py"), workflow_overrides={"temperature": 0.5})
@@ -81,7 +81,7 @@ def test_the_config_of_a_seed_takes_values_of_the_toml():
         "rollout/multiply_rollout/workflow.py",
     ],
 )
-async def test_an_example_runs_and_tells_right_from_wrong(policy, example):
+async def test_r31_an_example_runs_and_tells_right_from_wrong(policy, example):
     for answer, reward in (("148", 1.0), ("I think 148, no: 149", 0.0)):
         if "multiply_rollout" in example and reward == 0.0:
             answer = "149"

@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import socket
+import sys
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -24,6 +25,7 @@ from osmosis_ai.rollout import (
     create_rollout_server,
     get_rollout_context,
 )
+from osmosis_ai.rollout.discovery import load_entrypoint
 from osmosis_ai.rollout.server import callbacks, desk
 from osmosis_ai.rollout.server.desk import origin
 
@@ -165,6 +167,32 @@ async def test_many_rollouts_at_once(controller):
     graded = [reply for path, reply, _ in received if path.endswith("graded")]
     assert sorted(reply["rollout_id"] for reply in graded) == sorted(f"r{n}" for n in range(100))
     assert {reply["status"] for reply in graded} == {"success"}
+
+
+ENTRYPOINT = """
+from osmosis_ai.rollout import AgentWorkflow, Grader, LocalBackend, create_rollout_server, get_rollout_context
+
+class Solve(AgentWorkflow):
+    async def run(self, ctx):
+        get_rollout_context().register_agent("solver", [{"role": "assistant", "content": "148"}])
+
+class Exact(Grader):
+    async def grade(self, ctx):
+        ctx.set_reward(1.0)
+
+backend = LocalBackend(workflow=Solve, grader=Exact)
+app = create_rollout_server(backend=backend)
+"""
+
+
+async def test_r26_an_entrypoint_that_builds_its_own_server_is_served_and_discovered(controller, tmp_path):
+    (tmp_path / "main.py").write_text(ENTRYPOINT)
+    found = load_entrypoint(str(tmp_path / "main.py"))
+    assert (found.workflow.__name__, found.grader.__name__) == ("Solve", "Exact")
+    async with running(sys.modules[found.workflow.__module__].app) as client:
+        assert (await client.post("/rollout", json=body(controller))).status == 202
+        (_, completed, _), (_, graded, _) = await controller.wait_for(2)
+    assert (completed["status"], graded["samples"]["solver"]["reward"]) == ("success", 1.0)
 
 
 async def test_a_failing_workflow_fails_both_phases_with_its_reason_and_transcript(controller):

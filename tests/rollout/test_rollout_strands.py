@@ -67,7 +67,7 @@ async def simple(ctx):
     await agent(ctx).invoke_async()
 
 
-async def test_a_tool_is_called_and_the_conversation_becomes_the_sample(policy):
+async def test_r18_a_tool_is_called_and_the_conversation_becomes_the_sample(policy):
     policy.script = [tool_call("multiply", '{"a": 37, "b": 4}'), text("148")]
     _, graded = await rollout(policy, simple)
     assert graded.samples["solver"].messages == [
@@ -87,7 +87,7 @@ async def test_a_tool_is_called_and_the_conversation_becomes_the_sample(policy):
     assert RAN == [(37, 4)]
 
 
-async def test_every_call_carries_identity_key_and_all_parameters(policy):
+async def test_r16_r29_every_call_carries_identity_key_and_all_parameters(policy):
     policy.script = [tool_call("multiply", '{"a": 37, "b": 4}'), text("148")]
     await rollout(policy, simple)
     for call in policy.calls:
@@ -140,7 +140,7 @@ async def test_an_unknown_tool_is_answered_with_an_error(policy):
     assert policy.calls[1].body["messages"][3]["content"] == "Unknown tool: divide"
 
 
-async def test_invoking_again_goes_on_with_the_conversation(policy):
+async def test_r18_invoking_again_goes_on_with_the_conversation(policy):
     async def run(ctx):
         solver = agent(ctx)
         await solver.invoke_async()
@@ -157,7 +157,7 @@ async def test_invoking_again_goes_on_with_the_conversation(policy):
     assert graded.samples["solver"].messages[-1]["content"] == [{"text": "149"}]
 
 
-async def test_the_synchronous_form_works_too(policy):
+async def test_r18_the_synchronous_form_works_too(policy):
     async def run(ctx):
         agent(ctx)()
 
@@ -177,7 +177,7 @@ async def test_two_agents_are_two_samples(policy):
     assert [call.headers["x-sample-id"] for call in policy.calls] == ["solver", "critic"]
 
 
-async def test_the_prompt_is_not_changed_by_the_agent(policy):
+async def test_r18_the_prompt_is_not_changed_by_the_agent(policy):
     seen = []
 
     async def run(ctx):
@@ -301,14 +301,14 @@ async def test_structured_output_asks_with_a_schema(policy):
     assert policy.calls[0].body["response_format"]["json_schema"]["name"] == "Answer"
 
 
-def test_outside_of_a_rollout_an_agent_says_where_to_build_it():
+def test_r17_outside_of_a_rollout_an_agent_says_where_to_build_it():
     with pytest.raises(
         RuntimeError, match=r"no active RolloutContext: build it inside AgentWorkflow.run\(\)"
     ):
         agent()
 
 
-def test_the_placeholder_cannot_be_called_and_takes_no_model_id():
+def test_r16_the_placeholder_cannot_be_called_and_takes_no_model_id():
     model = OsmosisRolloutModel(params={})
     for call in (model.stream, model.structured_output, model.get_config, model.update_config):
         with pytest.raises(NotImplementedError, match="placeholder for the policy"):
@@ -317,7 +317,7 @@ def test_the_placeholder_cannot_be_called_and_takes_no_model_id():
         OsmosisRolloutModel(model_id="openai/gpt-4o")
 
 
-def test_for_sample_gives_a_litellm_model_bound_to_endpoint_and_ids():
+def test_r16_for_sample_gives_a_litellm_model_bound_to_endpoint_and_ids():
     context = RolloutContext("http://127.0.0.1:1/v1", "key", "r1")
     model = OsmosisRolloutModel(params={"temperature": 0.3}).for_sample("solver", context)
     assert isinstance(model, LiteLLMModel)
@@ -337,7 +337,7 @@ def test_another_model_is_neither_routed_nor_registered():
     assert context.registered_agents == {}
 
 
-def test_the_agent_registers_under_name_or_id_or_the_order_of_creation():
+def test_r17_the_agent_registers_under_name_or_id_or_the_order_of_creation():
     for _ in range(2):  # in every rollout of a group alike: only equal ids are compared
         with RolloutContext("http://127.0.0.1:1/v1", rollout_id="r1") as context:
             for named in (
@@ -350,6 +350,32 @@ def test_the_agent_registers_under_name_or_id_or_the_order_of_creation():
             ):
                 OsmosisStrandsAgent(OsmosisRolloutModel(), callback_handler=None, **named)
         assert list(context.registered_agents) == ["n", "i", "agent-0", "agent-1", "agent-2", "agent-3"]
+
+
+def test_r17_context_then_id_then_model_then_registration_then_the_agent_of_strands():
+    seen = []
+
+    class Model(OsmosisRolloutModel):
+        def for_sample(self, sample_id, rollout_ctx):
+            seen.append(("model", sample_id, rollout_ctx.rollout_id))
+            return super().for_sample(sample_id, rollout_ctx)
+
+    class Context(RolloutContext):
+        def register_agent(self, sample_id, agent):
+            seen.append(("register", sample_id, hasattr(agent, "tool_registry")))  # not yet
+            super().register_agent(sample_id, agent)
+
+    with Context("http://127.0.0.1:1/v1", rollout_id="r1") as context:
+        made = agent(model=Model(params={}), name="solver")
+    assert seen == [("model", "solver", "r1"), ("register", "solver", False)]
+    assert context.registered_agents == {"solver": made}
+    assert made.tool_names == ["multiply", "now"]
+
+
+def test_r15_the_names_at_the_top_are_those_of_strands():
+    import osmosis_ai.rollout as top
+
+    assert (top.OsmosisRolloutModel, top.OsmosisStrandsAgent) == (OsmosisRolloutModel, OsmosisStrandsAgent)
 
 
 def test_what_strands_calls_an_agent_without_a_name_is_known():
