@@ -1,4 +1,4 @@
-"""POST over HTTP/1.1, and nothing else: what calls to models need, at a tenth of a library's CPU.
+"""GET and POST over HTTP/1.1, and nothing else: what calls to models need, at a tenth of a library's CPU.
 
 A rollout makes four calls of its own (two to the model, two callbacks). With a general client they cost as
 much as all the rest of it; `bench/rollouts.py` has the figures. Not here: redirects, cookies, proxies,
@@ -8,6 +8,7 @@ retries, compression, HTTP/2. A response is read whole, or by who asks for its p
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httptools
+import orjson
 
 CONNECT_SECONDS = 10.0
 # Below the 5 s after which uvicorn closes an idle connection: a call must not meet a closing one.
@@ -46,7 +48,7 @@ class _Target:
     """A URL, read once."""
 
     origin: tuple[str, str, int]  # scheme, host, port
-    head: bytes  # request line and Host
+    head: bytes  # the request line after the method, and Host
 
 
 @lru_cache(maxsize=1024)
@@ -59,12 +61,20 @@ def _target(url: str) -> _Target:
     if not (path.isascii() and host.isascii() and path.isprintable()) or " " in path:
         raise ValueError(f"{url!r} must be written in ASCII, with other characters as %..")
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    return _Target((parts.scheme, parts.hostname, port), f"POST {path} HTTP/1.1\r\nHost: {host}\r\n".encode())
+    return _Target((parts.scheme, parts.hostname, port), f"{path} HTTP/1.1\r\nHost: {host}\r\n".encode())
 
 
 @cache
 def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON. Raises TypeError for what is none."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # integers beyond 64 bits, half characters, keys that are no text
+        return json.dumps(value).encode()
 
 
 class HttpPool:
@@ -91,8 +101,17 @@ class HttpPool:
         `BrokenOffError` is the OSError of a request that had been sent. There is no limit of time but that
         of connecting; cancelling the call closes its connection.
         """
+        length = b"Content-Length: %d\r\n\r\n" % len(body)
         target = _target(url)
-        request = target.head + _header_lines(headers) + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        request = b"POST " + target.head + _header_lines(headers) + length + body
+        return await self._exchange(target, request, reader)
+
+    async def get(self, url: str, headers: Mapping[str, str]) -> Reply:
+        """As `post`."""
+        target = _target(url)
+        return await self._exchange(target, b"GET " + target.head + _header_lines(headers) + b"\r\n", None)
+
+    async def _exchange(self, target: _Target, request: bytes, reader: Reader | None) -> Reply:
         connection = self._take(target.origin) or await _connect(target.origin, self._connect_seconds)
         reply = await connection.exchange(request, reader)
         if connection.reusable:

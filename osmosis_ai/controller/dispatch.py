@@ -13,8 +13,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.flight import Deck, DispatchSettings, Flight, Place
 from osmosis_ai.controller.grading import Grading
@@ -22,6 +20,7 @@ from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.controller.storm import Storm
 from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.store.base import Store
 from osmosis_ai.types import RETRIED, Group, Rollout, Row, Status
 
@@ -77,8 +76,7 @@ class Dispatcher:
         grading: Grading | None = None,
         judging: Judging | None = None,
     ) -> None:
-        session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self._deck = Deck(server, gateway, callbacks, store, settings, grading, judging, session)
+        self._deck = Deck(server, gateway, callbacks, store, settings, grading, judging, HttpPool())
         self._retries = settings.retries
         self._window = min(settings.max_concurrent, server.max_concurrent or settings.max_concurrent)
         self._airspace = _Airspace()
@@ -153,7 +151,7 @@ class Dispatcher:
             await _cancel_all(out)
 
     async def close(self) -> None:
-        await self._deck.session.close()
+        await self._deck.http.close()
 
     async def _place(self, place: Place, known: list[Rollout]) -> Attempts:
         replaced = [rollout for rollout in known if not is_result(rollout.status)]

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
-
-import aiohttp
 
 from osmosis_ai.controller.callbacks import Callbacks, OnCallback
 from osmosis_ai.controller.grading import Grading
@@ -21,6 +19,7 @@ from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.budget import Budget
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.capture import CallCounts, CallFailure
+from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.store.base import Store
 from osmosis_ai.types import Rollout, Row, Sample, Status
 
@@ -76,7 +75,7 @@ class Deck:
     settings: DispatchSettings
     grading: Grading | None  # of what a server with `one_result` gives no reward
     judging: Judging | None  # whom graders ask
-    session: aiohttp.ClientSession
+    http: HttpPool  # to the rollout server
 
 
 def place_seed(seed: int, place: Place) -> int:
@@ -96,7 +95,10 @@ class Flight:
         self._place = place
         self._rollout = rollout
         self._started = time.monotonic()
-        self._landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._landed = False
+        self._fault: Exception | None = None  # why its result could not be kept
+        self._exit_status: int | None = None  # of the server that it ran in, once that has died
+        self._over = asyncio.Event()  # it has landed, or its server has died
         self._samples: list[Sample] = []
         self._asked: Order
 
@@ -116,7 +118,7 @@ class Flight:
             await self._launch_and_wait(self._order(llm_key, self._expect(llm_key)))
         except asyncio.CancelledError:
             await self._land(Status.CANCELLED, "the run was stopped while the rollout was running")
-            await server.cancel(self._deck.session, server.name_of(rollout_id))
+            await server.cancel(self._deck.http, server.name_of(rollout_id))
             raise
         except StoreError:
             raise  # nothing can be kept any more: the run stops
@@ -125,14 +127,12 @@ class Flight:
         except ServerDiedError as error:
             self.server_died = True
             await self._land(*self._verdict(error))
-        except (InfrastructureError, aiohttp.ClientError, TimeoutError) as error:
+        except (InfrastructureError, OSError) as error:
             await self._land(Status.INFRASTRUCTURE, str(error) or type(error).__name__)
         finally:
             self._deck.callbacks.forget(rollout_id)
             if self._deck.judging is not None:
                 await self._deck.judging.close(rollout_id)
-            if self._landed.done():
-                self._landed.exception()  # seen: when the flight was cancelled, nobody else looks
         return self._rollout
 
     def _expect(self, llm_key: str) -> str:
@@ -146,38 +146,47 @@ class Flight:
 
     async def _launch_and_wait(self, order: Order) -> None:
         self._asked = order
-        await self._deck.server.ensure_running()
-        died = asyncio.ensure_future(self._deck.server.died())
+        life = await self._deck.server.ensure_running()
+        life.watch(self._server_ended)
         try:
-            tools = await self._deck.server.launch(self._deck.session, order)
+            tools = await self._deck.server.launch(self._deck.http, order)
             self._deck.gateway.offer_tools(order.rollout_id, tools)
-            await self._wait(died)
-        except aiohttp.ClientError:
-            await asyncio.wait((died,), timeout=DEATH_NOTICE_SECONDS)
-            if died.done():
-                raise self._deck.server.death(died.result()) from None
+            await self._wait()
+        except OSError:
+            await self._until_over(DEATH_NOTICE_SECONDS)
+            if self._exit_status is not None:
+                raise self._deck.server.death(self._exit_status) from None
             raise
         finally:
-            died.cancel()
+            life.unwatch(self._server_ended)
 
-    async def _wait(self, died: asyncio.Future[int]) -> None:
+    def _server_ended(self, status: int) -> None:
+        self._exit_status = status
+        self._over.set()
+
+    async def _until_over(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+
+    async def _wait(self) -> None:
         """Until the rollout has landed. Each server keeps the deadlines itself, but one with `one_result`."""
         settings = self._deck.settings
-        either: set[asyncio.Future[Any]] = {self._landed, died}
         grader_seconds = settings.grader_timeout_seconds + CALLBACK_GRACE_SECONDS
         deadline = settings.agent_timeout_seconds
         if self._deck.server.one_result:
-            await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
-            if not (self._finished or self._landed.done() or died.done()):
+            await self._until_over(deadline)
+            if not (self._finished or self._over.is_set()):
                 await self._land(Status.WORKFLOW_TIMEOUT, self._no_result(deadline))
-                return await self._deck.server.cancel(self._deck.session, self._asked.name)
+                return await self._deck.server.cancel(self._deck.http, self._asked.name)
             deadline = 0.0
-        await asyncio.wait(either, timeout=deadline + grader_seconds, return_when=asyncio.FIRST_COMPLETED)
-        if self._landed.done():
-            self._landed.result()
+        await self._until_over(deadline + grader_seconds)
+        if self._fault is not None:
+            raise self._fault
+        if self._landed:
             self._deck.server.worked()
-        elif died.done():
-            raise self._deck.server.death(died.result())
+        elif self._exit_status is not None:
+            raise self._deck.server.death(self._exit_status)
         else:
             raise InfrastructureError(f"no callback came within {deadline + grader_seconds:.0f} s")
 
@@ -246,7 +255,7 @@ class Flight:
 
     def _open_judge(self) -> None:
         """Only now: a workflow that came by the judge's key could not have used it."""
-        if self._deck.judging is None or self._asked.judge is None or self._landed.done():
+        if self._deck.judging is None or self._asked.judge is None or self._landed:
             return
         self._deck.judging.open(
             self._rollout.rollout_id,
@@ -281,7 +290,7 @@ class Flight:
             status = Status.INFRASTRUCTURE if ours else Status.WORKFLOW_ERROR
             return await self._fail(status, str(body.get("error_message") or ""))
         await self._refuse_unanswered()
-        if self._landed.done():
+        if self._landed:
             return None
         given = finished_sample(body, self._rollout.turns)
         if given["reward"] is not None:
@@ -295,7 +304,7 @@ class Flight:
     async def _grade(self, grading: Grading, given: Body) -> None:
         self._open_judge()
         try:
-            result = await grading.grade(self._deck.session, self._asked, given["messages"])
+            result = await grading.grade(self._deck.http, self._asked, given["messages"])
         except WorkflowRefusedError as error:
             return await self._land(Status.GRADER_ERROR, str(error))
         except InfrastructureError as error:
@@ -305,7 +314,7 @@ class Flight:
         await self._on_graded(result)
 
     async def _on_graded(self, body: Body) -> None:
-        if self._landed.done():
+        if self._landed:
             return
         failed = body.get("status") != "success"
         status = failed_status(body, Status.GRADER_ERROR, Status.GRADER_TIMEOUT)
@@ -320,7 +329,7 @@ class Flight:
 
     async def _land(self, status: Status, reason: str) -> None:
         """The one terminal result, in the store before anybody hears of it."""
-        if self._landed.done():
+        if self._landed:
             return
         rollout = self._rollout
         if not rollout.turns:
@@ -331,19 +340,21 @@ class Flight:
                 rollout.rollout_id, status, reason, self._samples, rollout.duration_seconds
             )
         except Exception as error:  # the store is ours: whoever waits for the rollout must hear of it
-            if not self._landed.done():
-                self._landed.set_exception(error)
+            self._settle(error)
             raise
-        if self._landed.done():
-            return
         if not first:
-            self._landed.set_exception(
-                InfrastructureError(f"rollout {rollout.rollout_id} was ended by somebody else")
-            )
-            return
-        rollout.status, rollout.reason = status, reason
-        rollout.samples = {sample.sample_id: sample for sample in self._samples}
-        self._landed.set_result(None)
+            self._settle(InfrastructureError(f"rollout {rollout.rollout_id} was ended by somebody else"))
+        elif self._settle():
+            rollout.status, rollout.reason = status, reason
+            rollout.samples = {sample.sample_id: sample for sample in self._samples}
+
+    def _settle(self, fault: Exception | None = None) -> bool:
+        """False: it had landed before."""
+        if self._landed:
+            return False
+        self._landed, self._fault = True, fault
+        self._over.set()
+        return True
 
     async def _seal(self) -> None:
         """Take the turns over. The gateway does not keep them for long: later it gives none."""

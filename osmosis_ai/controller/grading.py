@@ -5,11 +5,14 @@ The child is a rollout server whose workflow only hands over the conversation th
 
 from __future__ import annotations
 
-import aiohttp
+import asyncio
+
+import orjson
 
 from osmosis_ai.controller.rollout_server import Body, Order, bearer, judge_fields, post
 from osmosis_ai.controller.user_server import UserServer
 from osmosis_ai.errors import InfrastructureError
+from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.types import Message
 
 POLL_SECONDS = 20.0  # that the server may keep one request for the result waiting
@@ -29,14 +32,14 @@ class Grading:
     async def stop(self) -> None:
         await self._server.stop()
 
-    async def grade(self, session: aiohttp.ClientSession, order: Order, messages: list[Message]) -> Body:
+    async def grade(self, http: HttpPool, order: Order, messages: list[Message]) -> Body:
         """What a grader callback says: status, samples, err_message. Raises InfrastructureError."""
         try:
             await self._server.ensure_running()
             url, key = f"{self._server.url}/rollout", self._server.api_key
-            await post(session, url, _request(order, messages), key, patience_seconds=30.0)
-            result = await self._result(session, f"{url}/{order.rollout_id}/result")
-        except (aiohttp.ClientError, TimeoutError) as error:
+            await post(http, url, _request(order, messages), key, patience_seconds=30.0)
+            result = await self._result(http, f"{url}/{order.rollout_id}/result")
+        except OSError as error:
             what = str(error) or type(error).__name__
             raise InfrastructureError(
                 f"the grading server failed: {what}\n{self._server.log_tail()}"
@@ -44,14 +47,15 @@ class Grading:
         self._server.worked()
         return result
 
-    async def _result(self, session: aiohttp.ClientSession, url: str) -> Body:
-        timeout = aiohttp.ClientTimeout(total=POLL_SECONDS + 10)
-        headers, query = bearer(self._server.api_key), {"wait": str(POLL_SECONDS)}
+    async def _result(self, http: HttpPool, url: str) -> Body:
+        headers = bearer(self._server.api_key)
         while True:
-            async with session.get(url, params=query, headers=headers, timeout=timeout) as response:
-                if response.status != 200:
-                    raise InfrastructureError(f"{url} answered {response.status}: {await response.text()}")
-                body: Body = await response.json()
+            async with asyncio.timeout(POLL_SECONDS + 10):
+                reply = await http.get(f"{url}?wait={POLL_SECONDS}", headers)
+            if reply.status != 200:
+                text = reply.body[:500].decode(errors="replace")
+                raise InfrastructureError(f"{url} answered {reply.status}: {text}")
+            body: Body = orjson.loads(reply.body)
             if body.get("status") not in UNFINISHED:
                 return body
 

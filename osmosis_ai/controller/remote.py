@@ -24,6 +24,7 @@ import aiohttp
 
 from osmosis_ai.controller.rollout_server import (
     Body,
+    Life,
     Order,
     RolloutServer,
     bearer,
@@ -33,6 +34,7 @@ from osmosis_ai.controller.rollout_server import (
 )
 from osmosis_ai.errors import InfrastructureError, UsageError
 from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
+from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.types import ToolSchema
 
 HEALTH_SECONDS = 5.0  # for one answer of /health
@@ -160,30 +162,25 @@ class _Remote:
         self.address = address
         self.max_concurrent: int | None = (health.get("concurrency") or {}).get("max_concurrent")
         # The server remembers rollouts longer than we live: those of an earlier run are not ours.
-        self._life = secrets.token_hex(4)
-        self._gone = asyncio.Event()
+        self._suffix = secrets.token_hex(4)
+        self._life: Life | None = Life()  # None: it is gone
         self._pulse: asyncio.Task[None] | None = None
 
     def name_of(self, rollout_id: str) -> str:
-        return f"{rollout_id}~{self._life}"
+        return f"{rollout_id}~{self._suffix}"
 
-    async def ensure_running(self) -> None:
+    async def ensure_running(self) -> Life:
         if self._pulse is None or self._pulse.done():
             self._pulse = asyncio.create_task(self._watch())
-        if not self._gone.is_set():
-            return
         try:
             async with asyncio.timeout(RETURN_SECONDS):
-                while self._gone.is_set():  # noqa: ASYNC110  `_watch` clears it; there is no event for that
+                while self._life is None:  # noqa: ASYNC110  `_watch` gives it a new one
                     await asyncio.sleep(0.1)
+                return self._life
         except TimeoutError:
             raise InfrastructureError(
                 f"the rollout server at {self.address.url} has not answered for {RETURN_SECONDS:.0f} s"
             ) from None
-
-    async def died(self) -> int:
-        await self._gone.wait()
-        return 0
 
     def death(self, status: int) -> InfrastructureError:
         return InfrastructureError(
@@ -209,11 +206,12 @@ class _Remote:
                     await _health(session, self.address)
                 except InfrastructureError:
                     missed += 1
-                    if missed >= MISSED_PULSES:
-                        self._gone.set()
+                    if missed >= MISSED_PULSES and self._life is not None:
+                        self._life.end(0)
+                        self._life = None
                 else:
                     missed = 0
-                    self._gone.clear()
+                    self._life = self._life or Life()
 
 
 class RemoteWorkflows(_Remote):
@@ -221,13 +219,13 @@ class RemoteWorkflows(_Remote):
 
     one_result = False
 
-    async def launch(self, session: aiohttp.ClientSession, order: Order) -> list[ToolSchema]:
+    async def launch(self, http: HttpPool, order: Order) -> list[ToolSchema]:
         url, patience = f"{self.address.url}/rollout", order.agent_timeout_seconds
-        await post(session, url, workflow_request(order), self.address.api_key, patience_seconds=patience)
+        await post(http, url, workflow_request(order), self.address.api_key, patience_seconds=patience)
         return []
 
-    async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
-        await cancel_at(session, f"{self.address.url}/rollout/cancel", self.address.api_key, name)
+    async def cancel(self, http: HttpPool, name: str) -> None:
+        await cancel_at(http, f"{self.address.url}/rollout/cancel", self.address.api_key, name)
 
 
 class RemoteAgentLoop(_Remote):
@@ -240,10 +238,10 @@ class RemoteAgentLoop(_Remote):
         self.sample_id = str(health.get("agent_loop") or DEFAULT_SAMPLE)
         self._request = request
 
-    async def launch(self, session: aiohttp.ClientSession, order: Order) -> list[ToolSchema]:
+    async def launch(self, http: HttpPool, order: Order) -> list[ToolSchema]:
         url, patience = f"{self.address.url}/v1/rollout/init", order.agent_timeout_seconds
         key = self.address.api_key
-        answer = await post(session, url, self._body(order), key, patience_seconds=patience)
+        answer = await post(http, url, self._body(order), key, patience_seconds=patience)
         tools = answer.get("tools") or []
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
             raise InfrastructureError(
@@ -251,9 +249,9 @@ class RemoteAgentLoop(_Remote):
             )
         return tools
 
-    async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
+    async def cancel(self, http: HttpPool, name: str) -> None:
         """Without a server of ours there, the loop's next LLM call is refused, and that ends it."""
-        await cancel_at(session, f"{self.address.url}/v1/rollout/cancel", self.address.api_key, name)
+        await cancel_at(http, f"{self.address.url}/v1/rollout/cancel", self.address.api_key, name)
 
     def _body(self, order: Order) -> Body:
         row, request = order.row, self._request

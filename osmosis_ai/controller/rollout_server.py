@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import aiohttp
+import orjson
 
 from osmosis_ai.controller.judging import JudgeAccess
 from osmosis_ai.errors import InfrastructureError, OsmosisError
+from osmosis_ai.lean_http import HttpPool, json_bytes
 from osmosis_ai.types import Row, ToolSchema
 
 Body = dict[str, Any]  # JSON
 
 REQUEST_SECONDS = 30.0  # for the answer to one request
+CANCEL_SECONDS = 2.0
 ROW_REFUSED = frozenset({413, 422})  # too large; not what a request is, e.g. with half of a surrogate pair
 LONGEST_PAUSE_SECONDS = 30.0  # between two requests of a server that is full, whatever it asks for
 
@@ -43,6 +47,25 @@ class Order:
     judge: JudgeAccess | None = None
 
 
+class Life:
+    """One life of a server, from its start to its death, and who wants to hear of that."""
+
+    def __init__(self) -> None:
+        self._watchers: set[Callable[[int], None]] = set()
+
+    def watch(self, told: Callable[[int], None]) -> None:
+        """`told` is called once, with the exit status of the server's process, 0 where that is not known."""
+        self._watchers.add(told)
+
+    def unwatch(self, told: Callable[[int], None]) -> None:
+        self._watchers.discard(told)
+
+    def end(self, status: int) -> None:
+        watchers, self._watchers = self._watchers, set()
+        for told in watchers:
+            told(status)
+
+
 class RolloutServer(Protocol):
     """A server of the user's code."""
 
@@ -56,23 +79,19 @@ class RolloutServer(Protocol):
         """What the server knows the rollout as."""
         ...
 
-    async def ensure_running(self) -> None:
+    async def ensure_running(self) -> Life:
         """Return when it can be asked. Raises EntrypointError, UsageError, InfrastructureError."""
         ...
 
-    async def launch(self, session: aiohttp.ClientSession, order: Order) -> list[ToolSchema]:
+    async def launch(self, http: HttpPool, order: Order) -> list[ToolSchema]:
         """Ask for a rollout; the tools of its calls that bring none.
 
-        Raises InfrastructureError and what aiohttp raises, WorkflowRefusedError for the user's code.
+        Raises InfrastructureError, OSError without an answer, WorkflowRefusedError for the user's code.
         """
         ...
 
-    async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
+    async def cancel(self, http: HttpPool, name: str) -> None:
         """Nobody waits for the rollout any more. Raises nothing."""
-        ...
-
-    async def died(self) -> int:
-        """Wait until the server is gone; the exit status of its process, 0 where that is not known."""
         ...
 
     def death(self, status: int) -> InfrastructureError:
@@ -119,15 +138,11 @@ def judge_fields(order: Order) -> Body:
     return {"judge_chat_completions_url": order.judge.url, "judge_api_key": order.judge.key}
 
 
-async def cancel_at(session: aiohttp.ClientSession, url: str, key: str, name: str) -> None:
+async def cancel_at(http: HttpPool, url: str, key: str, name: str) -> None:
     """Ask the route `url` to cancel a rollout. A server without such a route goes on for nobody."""
-    timeout = aiohttp.ClientTimeout(total=2.0)
-    body = {"ids": [name]}
-    try:
-        async with session.post(url, json=body, headers=bearer(key), timeout=timeout):
-            pass
-    except (aiohttp.ClientError, TimeoutError):
-        pass  # the server is being stopped anyway; the rollout has its result
+    with suppress(OSError):  # the server is being stopped anyway; the rollout has its result
+        async with asyncio.timeout(CANCEL_SECONDS):
+            await http.post(url, _headers(key), json_bytes({"ids": [name]}))
 
 
 # --- requests
@@ -137,28 +152,38 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-async def post(
-    session: aiohttp.ClientSession, url: str, body: Body, key: str, *, patience_seconds: float
-) -> Body:
+async def post(http: HttpPool, url: str, body: Body, key: str, *, patience_seconds: float) -> Body:
     """The JSON of a 2xx. A server that is full (429, 503) is asked again, as it wishes, for so long."""
-    timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS)
+    content, headers = json_bytes(body), _headers(key)
     until = time.monotonic() + patience_seconds
     while True:
-        async with session.post(url, json=body, headers=bearer(key), timeout=timeout) as response:
-            if response.status < 300:
-                return dict(await response.json() or {})
-            text = (await response.text())[:500]
-            pause = _pause(response.headers.get("Retry-After"))
-            # The user's own failure, or a row that the server does not take: nor would it the next time.
-            if (response.status == 500 and url.endswith("/init")) or response.status in ROW_REFUSED:
-                raise WorkflowRefusedError(f"{url} answered {response.status}: {text}")
-            if response.status not in (429, 503) or time.monotonic() + pause > until:
-                raise InfrastructureError(f"{url} answered {response.status}: {text}")
+        async with asyncio.timeout(REQUEST_SECONDS):
+            reply = await http.post(url, headers, content)
+        if reply.status < 300:
+            return _object(url, reply.body)
+        text = reply.body[:500].decode(errors="replace")
+        pause = _pause(reply.headers.get(b"retry-after"))
+        # The user's own failure, or a row that the server does not take: nor would it the next time.
+        if (reply.status == 500 and url.endswith("/init")) or reply.status in ROW_REFUSED:
+            raise WorkflowRefusedError(f"{url} answered {reply.status}: {text}")
+        if reply.status not in (429, 503) or time.monotonic() + pause > until:
+            raise InfrastructureError(f"{url} answered {reply.status}: {text}")
         await asyncio.sleep(pause)
 
 
-def _pause(retry_after: str | None) -> float:
+def _headers(key: str) -> dict[str, str]:
+    return {"Content-Type": "application/json", **bearer(key)}
+
+
+def _object(url: str, raw: bytes) -> Body:
     try:
-        return min(LONGEST_PAUSE_SECONDS, max(0.1, float(retry_after or "1")))
+        return dict(orjson.loads(raw) or {})
+    except (TypeError, ValueError):
+        raise InfrastructureError(f"{url} answered with what is no JSON object: {raw[:200]!r}") from None
+
+
+def _pause(retry_after: bytes | None) -> float:
+    try:
+        return min(LONGEST_PAUSE_SECONDS, max(0.1, float(retry_after or b"1")))
     except ValueError:  # a date
         return LONGEST_PAUSE_SECONDS

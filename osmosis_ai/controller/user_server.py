@@ -16,9 +16,10 @@ from typing import Any
 
 import aiohttp
 
-from osmosis_ai.controller.rollout_server import Order, cancel_at, post, workflow_request
+from osmosis_ai.controller.rollout_server import Life, Order, cancel_at, post, workflow_request
 from osmosis_ai.errors import EntrypointError, InfrastructureError
 from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
+from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.types import ToolSchema
 
 START_TIMEOUT_SECONDS = 120.0  # importing an agent framework on a busy machine takes seconds
@@ -73,6 +74,8 @@ class UserServer:
         self._withheld = withheld  # environment variables that the child does not get
         self._log_path = log_path
         self._process: asyncio.subprocess.Process | None = None
+        self._life = Life()
+        self._ending: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._starts = 0
         self.api_key = secrets.token_urlsafe(24)
@@ -80,11 +83,11 @@ class UserServer:
         self.workflow = ""
         self.max_concurrent: int | None = None  # the workflow's own limit; None: unlimited
 
-    async def ensure_running(self) -> None:
+    async def ensure_running(self) -> Life:
         """Start the server, or start it again after it died (EntrypointError, InfrastructureError)."""
         async with self._starting:
             if self._process is not None and self._process.returncode is None:
-                return
+                return self._life
             if self._starts >= MAX_STARTS:
                 raise InfrastructureError(
                     f"the rollout server died {self._starts} times without a rollout that came to a result; "
@@ -92,22 +95,18 @@ class UserServer:
                 )
             self._starts += 1
             await self._start()
+            return self._life
 
-    async def launch(self, session: aiohttp.ClientSession, order: Order) -> list[ToolSchema]:
+    async def launch(self, http: HttpPool, order: Order) -> list[ToolSchema]:
         body, patience = workflow_request(order), order.agent_timeout_seconds
-        await post(session, f"{self.url}/rollout", body, self.api_key, patience_seconds=patience)
+        await post(http, f"{self.url}/rollout", body, self.api_key, patience_seconds=patience)
         return []
 
     def name_of(self, rollout_id: str) -> str:
         return rollout_id
 
-    async def cancel(self, session: aiohttp.ClientSession, name: str) -> None:
-        await cancel_at(session, f"{self.url}/rollout/cancel", self.api_key, name)
-
-    async def died(self) -> int:
-        """Wait until the current process ends; returns its exit status."""
-        assert self._process is not None
-        return await self._process.wait()
+    async def cancel(self, http: HttpPool, name: str) -> None:
+        await cancel_at(http, f"{self.url}/rollout/cancel", self.api_key, name)
 
     def worked(self) -> None:
         """A rollout came to a result: the server is worth starting again when it dies."""
@@ -152,6 +151,8 @@ class UserServer:
                 env=self._environment(),
                 start_new_session=True,  # Ctrl-C reaches us alone; we then stop the child in order
             )
+        self._life = Life()
+        self._ending = asyncio.create_task(_await_end(self._process, self._life))
         assert self._process.stdin is not None
         request = self._code.as_request(self.api_key)
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -187,3 +188,7 @@ class UserServer:
             health = await response.json()
         limit = health.get("concurrency", {}).get("max_concurrent")
         return int(limit) if limit else None
+
+
+async def _await_end(process: asyncio.subprocess.Process, life: Life) -> None:
+    life.end(await process.wait())

@@ -7,7 +7,6 @@ time limit for the answer either: that is the rollout's deadline.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
-from osmosis_ai.lean_http import HttpPool, Reply
+from osmosis_ai.lean_http import HttpPool, Reply, json_bytes
 from osmosis_ai.rollout.context import RolloutContext
 
 POLICY_MODEL = "openai/osmosis-rollout"  # the name under which every workflow knows the policy
@@ -105,7 +104,7 @@ async def chat(
     if endpoint.api_key:
         sent["Authorization"] = f"Bearer {endpoint.api_key}"
     try:
-        reply = await _post(endpoint.url, sent, _encode(body))
+        reply = await _post(endpoint.url, sent, json_bytes(body))
     except OSError as error:
         detail = str(error) or type(error).__name__
         raise PolicyCallError(f"the policy at {endpoint.url} gave no answer: {detail}") from error
@@ -113,13 +112,6 @@ async def chat(
         retry_after = reply.headers.get(b"retry-after", b"").decode("latin-1") or None
         raise _refusal(endpoint.url, reply.status, reply.body, retry_after)
     return _completion(endpoint.url, reply.body)
-
-
-def _encode(body: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except TypeError:  # integers beyond 64 bits, keys that are no text: the standard library can
-        return json.dumps(body).encode()
 
 
 def _refusal(url: str, status: int, raw: bytes, retry_after: str | None) -> PolicyCallError:

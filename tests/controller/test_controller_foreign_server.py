@@ -13,6 +13,7 @@ from aiohttp import web
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.dispatch import Dispatcher
 from osmosis_ai.controller.flight import DispatchSettings, Place
+from osmosis_ai.controller.rollout_server import Life
 from osmosis_ai.controller.user_server import UserCode, UserServer
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults
@@ -32,7 +33,7 @@ class ForeignServer(UserServer):
         self._graded = graded
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ensure_running(self) -> None:
+    async def ensure_running(self) -> Life:
         if not self.url:
             app = web.Application()
             app.router.add_post("/rollout", self._take)
@@ -41,10 +42,7 @@ class ForeignServer(UserServer):
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    async def died(self) -> int:
-        await asyncio.Event().wait()
-        return 0
+        return Life()
 
     async def _take(self, request: web.Request) -> web.Response:
         self._tasks.add(asyncio.create_task(self._run(await request.json())))
