@@ -96,7 +96,10 @@ class DatasetTable(Table):
 class EndpointTable(Table):
     """A model that answers over HTTP, or a script in its place."""
 
-    model: str = Field(description='Model name at the endpoint, "scripted", or "replay" ([llm] only).')
+    model: str = Field(
+        description="Model name at base_url, or without one PROVIDER/MODEL as LiteLLM names it; "
+        'or "scripted"; for [llm] also "replay".'
+    )
     base_url: str = Field("", description="OpenAI-compatible endpoint, up to and including /v1.")
     api_key_env: str = Field("", description="Environment variable with the key; the agents do not get it.")
     script: str = Field(
@@ -382,11 +385,13 @@ def _endpoint_checks(file: TomlFile, name: str, table: Mapping[str, Any]) -> Ite
     place = [name, "model"]
     if table["model"] == "scripted" and not table.get("script"):
         yield file.finding(place, f'{name}.model = "scripted" needs {name}.script = "file.py:function".')
-    if table["model"] not in ("scripted", _replayed(name)) and not table.get("base_url"):
+    stands_alone = table["model"] in ("scripted", _replayed(name)) or "/" in str(table["model"])
+    if not stands_alone and not table.get("base_url"):
         yield file.finding(
             place,
             f"{name}.base_url is missing: the endpoint of {table['model']!r}, "
-            'e.g. base_url = "http://localhost:8000/v1".',
+            'e.g. base_url = "http://localhost:8000/v1". '
+            'Or name the model as LiteLLM does, like "anthropic/claude-sonnet-4-5".',
         )
 
 

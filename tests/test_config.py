@@ -247,3 +247,10 @@ def test_a_replay_names_its_run_and_nothing_else_does(tmp_path: Path):
         '--set llm.replay: llm.replay is for llm.model = "replay" only; leave it out.'
     ]
     assert load_config(path, {"llm.model": "replay", "llm.replay": "old"}).llm.replay == "old"
+
+
+def test_a_name_of_litellms_needs_no_base_url_and_a_plain_one_does(tmp_path: Path):
+    path = write(tmp_path, WHOLE)
+    assert load_config(path, {"llm.model": "anthropic/claude"}).llm.base_url == ""
+    [missing] = findings(path, llm__model="claude")
+    assert 'Or name the model as LiteLLM does, like "anthropic/claude-sonnet-4-5".' in missing

@@ -64,6 +64,7 @@ CONCRETE = {
     "engine.torch": {"controller.opening"},
     "engine.scripted": set(),  # for tests
     "providers.openai_compatible": {"controller.external_model"},
+    "providers.litellm": {"controller.external_model"},
     "providers.replay": {"controller.external_model"},
     "providers.scripted": {"controller.external_model"},
     "store.sqlite": {"controller.opening", "cli.exchange", "cli.options", "cli.policy", "cli.runs"},
@@ -168,6 +169,7 @@ def test_the_check_sees_imports_inside_functions():
         "import osmosis_ai.types, osmosis_ai.errors, osmosis_ai.config",
         "import osmosis_ai.train.losses, osmosis_ai.train.batch",
         "import osmosis_ai.engine.base, osmosis_ai.store.base, osmosis_ai.providers.base",
+        "import osmosis_ai.controller.external_model, osmosis_ai.providers.litellm",
     ],
 )
 def test_what_every_process_pays_for_is_light(code):

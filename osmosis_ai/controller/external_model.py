@@ -59,13 +59,17 @@ def open_provider(table: EndpointTable, folder: Path, *, most: int, name: str = 
     from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider
     from osmosis_ai.providers.patience import RetryPolicy
 
+    api_key = _api_key(f"{name}.api_key_env", table.api_key_env)
+    retry = RetryPolicy(attempts=table.retries + 1, throttled_seconds=table.timeout_seconds)
+    seconds = table.timeout_seconds
+    if not table.base_url:
+        from osmosis_ai.providers.litellm import LiteLLMProvider
+
+        return LiteLLMProvider(
+            table.model, api_key=api_key, total_seconds=seconds, retry=retry, most=most, table=name
+        )
     return OpenAICompatibleProvider(
-        table.base_url,
-        table.model,
-        api_key=_api_key(f"{name}.api_key_env", table.api_key_env),
-        total_seconds=table.timeout_seconds,
-        retry=RetryPolicy(attempts=table.retries + 1, throttled_seconds=table.timeout_seconds),
-        most=most,
+        table.base_url, table.model, api_key=api_key, total_seconds=seconds, retry=retry, most=most
     )
 
 

@@ -170,4 +170,5 @@ def endpoint_identity(table: EndpointTable, folder: Path) -> str:
     script = beside(folder, table.script.partition(":")[0])
     if table.model == "scripted" and script.is_file():
         return f"script {table.script} {_digest([script])}"
-    return f"{table.model} at {table.base_url or table.script}"
+    where = table.base_url or table.script
+    return f"{table.model} at {where}" if where else f"{table.model} through LiteLLM"
