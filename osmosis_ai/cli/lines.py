@@ -110,6 +110,10 @@ class OfRun(TypedDict):
     run_id: str
 
 
+class OfLineage(TypedDict):
+    lineage: int  # how many accepted changes of the run's inputs the rollout had behind it
+
+
 class Preflight(TypedDict):
     valid: bool
     findings: list[Finding]
@@ -251,7 +255,7 @@ LINES: Mapping[str, tuple[Line, ...]] = {
     "train run": (*STEPS, Line("done", (Trained,))),
     "train submit": PREFLIGHT,
     "runs list": (Line("run", (RunSummary,)),),
-    "runs show": (Line("run", (RunRecord,)), *STEPS, Line("rollout", (Rollout,))),
+    "runs show": (Line("run", (RunRecord,)), *STEPS, Line("rollout", (OfLineage, Rollout))),
     "runs export": (Line("exported", (Exported,)),),
     "runs import": (Line("imported", (Imported,)),),
     "runs delete": (Line("deleted", (Deleted,)),),

@@ -6,6 +6,7 @@ import asyncio
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,7 +14,7 @@ from osmosis_ai.cli.display import Display, first_line, step_parts
 from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.cli.transcript import transcript
 from osmosis_ai.errors import UsageError
-from osmosis_ai.store.base import Amendment, RolloutFilter, RunSummary
+from osmosis_ai.store.base import Amendment, RolloutFilter, RunRecord, RunSummary
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout
@@ -76,7 +77,7 @@ async def _show(workspace: Workspace, wanted: RolloutFilter, in_full: bool, disp
             raise UsageError(f"run {run.run_id!r} has no such rollout. {await _held(store, run.run_id)}")
         if in_full:
             for rollout in rollouts:
-                display.data({"event": "rollout", **asdict(rollout)})
+                display.data(_plain(run, rollout))
                 display.out(transcript(rollout))
             return
         display.data({"event": "run", **asdict(run)})
@@ -88,10 +89,11 @@ async def _show(workspace: Workspace, wanted: RolloutFilter, in_full: bool, disp
             display.data({"event": "step", "step": record.step, "version": record.version} | record.metrics)
             display.out("  " + "  ".join(step_parts(record, steps[-1].step)))
         for rollout in sorted(rollouts, key=lambda r: (r.step, r.row_index, r.group_id, r.member, r.attempt)):
-            lineage = run.lineage_at(rollout.started_at)
-            display.data({"event": "rollout", "lineage": lineage, **asdict(rollout)})
+            plain = _plain(run, rollout)
+            display.data(plain)
             if run.kind == "eval":
-                display.out(_rollout_line(rollout) + (f"  (after change {lineage})" if lineage else ""))
+                after = f"  (after change {plain['lineage']})" if plain["lineage"] else ""
+                display.out(_rollout_line(rollout) + after)
     finally:
         await store.close()
 
@@ -106,6 +108,10 @@ async def _held(store: SqliteStore, run_id: str) -> str:
         f"It has {len(rollouts)}: rows {rows[0]} to {rows[-1]}, steps {steps[0]} to {steps[-1]}, "
         f"ids like {rollouts[0].rollout_id}."
     )
+
+
+def _plain(run: RunRecord, rollout: Rollout) -> dict[str, Any]:
+    return {"event": "rollout", "lineage": run.lineage_at(rollout.started_at), **asdict(rollout)}
 
 
 def _amendment_line(amendment: Amendment) -> str:
