@@ -85,6 +85,27 @@ def test_r12_an_agent_loop_is_served_by_module_and_attribute(tmp_path: Path):
         assert (status, len(opened["tools"])) == (202, 2)
 
 
+@pytest.mark.parametrize("block", ["environment", "log"])
+def test_r08_r12_the_shell_blocks_of_seed_003_serve(tmp_path: Path, block: str):
+    (tmp_path / "server.py").write_text(LOOP.read_text())
+    command = tmp_path / "bin" / "osmosis"  # the one of this tree, on a port that is free
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m osmosis_ai "$@" --port 0\n')
+    command.chmod(0o755)
+    lines = (LOOP.parent / f"seed_003_{block}.sh").read_text()
+    script = f"\n{lines}".replace("\nosmosis", "\nexec osmosis")  # so that ending it ends the server
+    environment = os.environ | {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(["sh", "-c", script], cwd=tmp_path, env=environment, **pipes) as server:
+        try:
+            line = server.stdout.readline()
+            assert line.startswith("agent loop calculator at http://127.0.0.1:"), server.stderr.read()
+            status, answer = ask(f"{line.split()[-1]}/v1/rollout/init", init("", server_url=""))
+            assert (status, answer["detail"][0]["loc"]) == (422, ["body", "server_url"])
+        finally:
+            server.terminate()
+
+
 def test_r12_events_of_the_rollouts_are_in_the_folder_of_log(tmp_path: Path):
     with serving(str(LOOP), "--log", str(tmp_path / "logs")) as url:
         ask(f"{url}/v1/rollout/init", init(url, messages=[{"role": "user", "content": "hi"}]))

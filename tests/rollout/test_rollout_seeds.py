@@ -1,11 +1,13 @@
 """The code of the documents that users start from runs as it stands, and so do our examples."""
 
+import inspect
+import runpy
 from pathlib import Path
 
 import pytest
 from rollout_stubs import execute, text, tool_call
 
-from osmosis_ai.rollout import Grader, LocalBackend
+from osmosis_ai.rollout import AgentWorkflow, Grader, LocalBackend
 from osmosis_ai.rollout.discovery import load_entrypoint
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +73,29 @@ def test_r27_the_config_of_a_seed_takes_values_of_the_toml():
     assert (found.workflow_config.name, found.workflow_config.max_iterations) == ("my-workflow", 3)
     found = load_entrypoint(str(SEEDS / "seed_001_config.py"), workflow_overrides={"temperature": 0.5})
     assert (found.workflow_config.temperature, found.workflow_config.concurrency.max_concurrent) == (0.5, 4)
+
+
+def test_r14_a_workflow_has_the_shape_that_seed_001_shows():
+    shape = runpy.run_path(str(SEEDS / "seed_001_shape.py"))["AgentWorkflow"]
+    assert shape.__abstractmethods__ == AgentWorkflow.__abstractmethods__ == {"run"}
+    for method in (shape.__init__, shape.run):
+        ours = inspect.signature(getattr(AgentWorkflow, method.__name__))
+        assert [*ours.parameters.values()][1].name == [*inspect.signature(method).parameters][1]
+    assert inspect.signature(AgentWorkflow.__init__).parameters["config"].default is None
+
+
+async def test_r16_the_four_changes_of_seed_002_make_a_strands_agent_one_of_ours(policy):
+    seed = runpy.run_path(str(SEEDS / "seed_002_migration.py"))
+
+    class Migrated(AgentWorkflow):
+        async def run(self, ctx):
+            agent = seed["OsmosisStrandsAgent"](model=seed["model"], name="was-strands", messages=ctx.prompt)
+            await agent.invoke_async()
+
+    policy.script = [text("148")]
+    results = await execute(LocalBackend(workflow=Migrated, grader=One), policy, prompt=PROMPT)
+    assert list(results.grader[0].samples) == ["was-strands"]
+    assert policy.calls[0].body["temperature"] == 1.0
 
 
 @pytest.mark.parametrize(

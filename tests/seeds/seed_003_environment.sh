@@ -1,0 +1,3 @@
+export OSMOSIS_ROLLOUT_CLIENT_TIMEOUT_SECONDS=120
+export OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES=5
+osmosis serve -m server:agent_loop

@@ -1,0 +1,1 @@
+osmosis serve -m server:agent_loop --log ./logs
