@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
         {
             "list": ("osmosis_ai.cli.runs:list_runs", "All runs of the workspace, newest first."),
             "show": ("osmosis_ai.cli.runs:show", "One run: its steps, its rollouts, a rollout in full."),
+            "wire": ("osmosis_ai.cli.wire:wire", "The calls of a rollout, byte for byte as they came."),
             "delete": ("osmosis_ai.cli.retention:delete", "Delete runs with all that is theirs."),
             "prune": ("osmosis_ai.cli.retention:prune", "Delete old runs, by age and by number."),
             "export": ("osmosis_ai.cli.exchange:export_run", "A run as JSON Lines, ATIF or Parquet."),

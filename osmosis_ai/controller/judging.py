@@ -20,6 +20,7 @@ from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.capture import CallFailure
 from osmosis_ai.gateway.targets import ProviderTarget
 from osmosis_ai.providers.base import Provider
+from osmosis_ai.store.base import Native
 from osmosis_ai.types import Turn
 
 
@@ -37,7 +38,7 @@ class JudgeLog:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def append_turn(self, turn: Turn, call: str | None = None) -> None:
+    async def append_turn(self, turn: Turn, call: str | None = None, native: Native | None = None) -> None:
         """Raises StoreError when the disk cannot take it. A judge's gateway is never started again."""
         line = {
             "time": time.time(),  # seconds since the epoch

@@ -246,6 +246,7 @@ class Gateway:
             admission,
             sample_id,
             call,
+            arrived.request.body,
             _attempt(arrived, admission, sample_id, call),
             route.dialect,
             self._target,

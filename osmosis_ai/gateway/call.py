@@ -85,6 +85,7 @@ class Answer:
     model: str
     malformed_tool_calls: int = 0
     token_logprobs: list[tuple[str, float]] | None = None  # (token's text, logprob) when the agent asked
+    native: bytes = b""  # an external model's answer as it came
 
 
 @dataclass(frozen=True, slots=True)

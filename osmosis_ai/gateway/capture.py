@@ -15,7 +15,7 @@ from osmosis_ai.gateway.budget import DOLLARS_SPENT, TOKENS_SPENT, Budget
 from osmosis_ai.gateway.call import Answer, ModelCall, Refusal, Reply, SamplingDefaults
 from osmosis_ai.gateway.tree import ConversationTree, Placement
 from osmosis_ai.providers.prices import Usage, usage_of
-from osmosis_ai.store.base import TurnStore
+from osmosis_ai.store.base import Native, TurnStore
 from osmosis_ai.types import Message, ToolSchema, Turn
 
 _WORDS = {  # refusal code -> what the call did, for a person
@@ -234,12 +234,19 @@ class OpenRollout:
         self.counts.failures[sample_id] = CallFailure(kind, message)
 
     async def record(
-        self, work: Work, sample_id: str, call: ModelCall, answer: Answer, latency_ms: float, note: str
+        self,
+        work: Work,
+        sample_id: str,
+        call: ModelCall,
+        answer: Answer,
+        latency_ms: float,
+        note: str,
+        native: Native | None,
     ) -> Reply:
         """Give the answer its place, durably. The work is `recording`, so nobody stops it half-way."""
         async with self._recording:
             turn = self._turn(len(self.turns), sample_id, call, answer, latency_ms)
-            await self._store.append_turn(turn, note)
+            await self._store.append_turn(turn, note, native)
             self._keep(turn, answer.placement)
         work.turns -= 1
         self.counts.failures.pop(sample_id, None)

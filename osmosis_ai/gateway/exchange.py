@@ -24,6 +24,7 @@ from osmosis_ai.gateway.retries import Attempt
 from osmosis_ai.gateway.server import Connection
 from osmosis_ai.gateway.streams import Stream, send_refusal
 from osmosis_ai.gateway.targets import Target, own_seed
+from osmosis_ai.store.base import Native
 
 AGENTS_OWN = frozenset({400, 413, 422})  # the agent's own request is at fault, by the provider's word
 
@@ -37,6 +38,7 @@ class Exchange:
     admission: Admission
     sample_id: str
     call: ModelCall
+    body: bytes  # of the request, as it came
     attempt: Attempt
     dialect: Dialect
     target: Target
@@ -106,7 +108,8 @@ class Exchange:
         latency_ms = (time.perf_counter() - self.started) * 1000
         for answer in answers:
             note = write_note(attempt, call, answer.placement, retries.newly_arrived())
-            reply = await rollout.record(work, self.sample_id, call, answer, latency_ms, note)
+            native = None if attempt.replies else Native(self.dialect.WIRE, self.body, answer.native)
+            reply = await rollout.record(work, self.sample_id, call, answer, latency_ms, note, native)
             retries.recorded(attempt, reply)
         if call.continuable:
             self.admission.keep(attempt.call_id, call, attempt.replies[0])

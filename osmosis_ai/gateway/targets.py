@@ -221,6 +221,7 @@ class ProviderTarget:
             sampling=_as_sampled(params, seed, answer),
             model=answer.model,
             malformed_tool_calls=_num_malformed(message),
+            native=answer.native,
         )
 
     def count(self, call: ModelCall, tree: ConversationTree) -> int:

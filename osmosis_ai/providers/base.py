@@ -37,6 +37,7 @@ class ProviderAnswer:
     completion_tokens: int
     model: str  # the name that the endpoint gave to what answered
     cached_tokens: int = 0  # of the prompt tokens; 0 also where the endpoint does not tell
+    native: bytes = b""  # the body of the endpoint's answer as it came; b"" where there is no endpoint
 
 
 @dataclass(frozen=True, slots=True)

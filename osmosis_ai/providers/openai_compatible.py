@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ class _Call:
     on_text: OnText | None
     handed_on: bool = False
     streamed: StreamedAnswer | None = None  # what the endpoint streams, when it does
+    pieces: list[bytes] = field(default_factory=list)  # of the stream, as they came
 
     def hand_on(self, text: str) -> None:
         self.handed_on = True
@@ -39,6 +40,7 @@ class _Call:
     def reader(self, status: int, headers: dict[bytes, bytes]) -> Read | None:
         """Who reads the answer: a stream is read as it comes."""
         self.streamed = None
+        self.pieces.clear()
         if self.on_text is None or status != 200 or _content_type(headers) != "text/event-stream":
             return None
         self.streamed = StreamedAnswer(self.hand_on)
@@ -47,6 +49,7 @@ class _Call:
     def _read(self, data: bytes) -> bool:
         """Some of the stream. Raises ProviderError."""
         assert self.streamed is not None
+        self.pieces.append(data)
         try:
             self.streamed.feed(data)
         except StreamedError as error:
@@ -154,7 +157,7 @@ class OpenAICompatibleProvider:
             content_type=_content_type(reply.headers),
             retry_after=_header(reply.headers, b"retry-after"),
             location=_header(reply.headers, b"location") or "",
-            body=reply.body,
+            body=reply.body if call.streamed is None else b"".join(call.pieces),
             document=None if call.streamed is None else call.streamed.document,
         )
 

@@ -51,6 +51,7 @@ class Reply:
             completion_tokens=completion_tokens,
             model=str(document.get("model") or model),
             cached_tokens=cached_tokens,
+            native=self.body,
         )
 
     def _json(self) -> dict[str, Any]:

@@ -89,6 +89,15 @@ class AdmissionRecord:
     sealed: bool = False  # no further call counts
 
 
+@dataclass(frozen=True, slots=True)
+class Native:
+    """One call as it came over the wire, byte for byte."""
+
+    wire: str  # which API: "chat", "completions", "responses", "messages"
+    sent: bytes  # the body of the agent's request
+    answered: bytes = b""  # the body of an external model's answer; b"" when the policy answered
+
+
 class Admissions(Protocol):
     """What a gateway that is started again goes on with. Raises StoreError."""
 
@@ -114,8 +123,10 @@ class Admissions(Protocol):
 class TurnStore(Protocol):
     """All that a gateway asks of a store, unless it takes up rollouts that another has admitted."""
 
-    async def append_turn(self, turn: Turn, call: str | None = None) -> None:
+    async def append_turn(self, turn: Turn, call: str | None = None, native: Native | None = None) -> None:
         """Record one LLM call; `call` is JSON, what the gateway wants to know of it after a restart.
+
+        `native` is the call as it came; of several answers to one call the first has it.
 
         Its ordinal must be the rollout's next, its prompt must start with its parent's tokens (see `Turn`),
         its log-probabilities must be float32 values. A rollout that has ended takes no turn: StoreError.
@@ -182,6 +193,10 @@ class Store(TurnStore, Protocol):
 
     async def outcomes(self, where: RolloutFilter) -> list[Outcome]:
         """The same rollouts without messages and tokens: a thousandth of the memory."""
+        ...
+
+    async def natives(self, rollout_id: str) -> dict[int, Native]:
+        """The rollout's calls as they came, by the ordinal of the first turn that answered each."""
         ...
 
     async def steps(self, run_id: str) -> list[StepRecord]:

@@ -12,6 +12,7 @@ import apsw
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.store.base import Amendment, RolloutFilter, RunRecord, RunSummary
+from osmosis_ai.store.native import Columns
 from osmosis_ai.store.packing import digest, pack_ids, pack_logprobs, to_json, unpack_ids, unpack_logprobs
 from osmosis_ai.types import Message, Rollout, Sample, Status, Turn
 
@@ -29,6 +30,7 @@ class PackedTurn:
     completion_ids: bytes
     logprobs: bytes
     call: str | None
+    native: Columns  # wire, sent, answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class PackedSample:
     metrics: str
 
 
-def pack_turn(turn: Turn, parent: RecordedTurn | None, call: str | None = None) -> PackedTurn:
+def pack_turn(turn: Turn, parent: RecordedTurn | None, call: str | None, native: Columns) -> PackedTurn:
     name = f"turn {turn.ordinal} of rollout {turn.rollout_id!r}"
     if len(turn.logprobs) != len(turn.completion_ids):
         raise StoreError(
@@ -95,6 +97,7 @@ def pack_turn(turn: Turn, parent: RecordedTurn | None, call: str | None = None) 
             completion_ids=pack_ids(turn.completion_ids),
             logprobs=pack_logprobs(turn.logprobs),
             call=call,
+            native=native,
         )
     except StoreError as error:
         raise StoreError(f"{name} cannot be stored: {error}") from error
@@ -127,9 +130,14 @@ _TURN = (
 )
 # Adds nothing unless the rollout runs and the turn is its next.
 INSERT_NEXT_TURN = (
-    f"INSERT INTO turn ({_TURN}, call) SELECT {', '.join(f'?{i}' for i in range(1, 23))} "
+    f"INSERT INTO turn ({_TURN}, call, wire, sent, answered) "
+    f"SELECT {', '.join(f'?{i}' for i in range(1, 26))} "
     "WHERE (SELECT status FROM rollout WHERE rollout_id = ?1) = 'running' "
     "AND (SELECT coalesce(max(ordinal) + 1, 0) FROM turn WHERE rollout_id = ?1) = ?2"
+)
+NATIVES = (
+    "SELECT ordinal, sample_id, wire, sent, answered FROM turn "
+    "WHERE rollout_id = ? AND sent IS NOT NULL ORDER BY ordinal"
 )
 _AMONG = "IN (SELECT value FROM json_each(?))"
 

@@ -13,7 +13,7 @@ from osmosis_ai.store.writer import BUSY_TIMEOUT_MS, store_error
 OLDEST_SQLITE = (3, 51, 3)  # before it, a checkpoint could corrupt a database in WAL mode
 APPLICATION_ID = 0x4F534D4F  # "OSMO", in the header of our files
 # Script N takes a database from version N - 1 to N.
-MIGRATIONS = ("schema_001.sql", "schema_002.sql", "schema_003.sql", "schema_004.sql")
+MIGRATIONS = tuple(f"schema_00{number}.sql" for number in range(1, 6))
 
 
 def open_writable(path: Path) -> apsw.Connection:

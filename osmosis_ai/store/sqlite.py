@@ -24,9 +24,10 @@ import apsw
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.store.admissions import SqliteAdmissions
-from osmosis_ai.store.base import RolloutFilter, RunRecord, RunState, RunSummary, StepRecord
+from osmosis_ai.store.base import Native, RolloutFilter, RunRecord, RunState, RunSummary, StepRecord
 from osmosis_ai.store.columns import (
     INSERT_NEXT_TURN,
+    NATIVES,
     RUN_COLUMNS,
     Content,
     PackedSample,
@@ -38,6 +39,7 @@ from osmosis_ai.store.columns import (
     read_run,
     read_summaries,
 )
+from osmosis_ai.store.native import Bodies, read_natives
 from osmosis_ai.store.outcomes import read_outcomes
 from osmosis_ai.store.packing import begin_digest, printable, to_json
 from osmosis_ai.store.schema import open_readonly, open_writable
@@ -59,6 +61,7 @@ class SqliteStore:
         self._known: dict[tuple[str, bytes], int] = {}  # (table, hash) -> id; used inside writes only
         # The latest turns of the rollouts that run, by rollout id and ordinal.
         self._recorded: dict[str, dict[int, RecordedTurn]] = {}
+        self._bodies = Bodies()
         self._db = open_writable(self.path)
         self._writer = Writer(self._db, self.path, self._known.clear)
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="osmosis-store-read")
@@ -153,13 +156,15 @@ class SqliteStore:
 
         await self._writer.write(work)
 
-    async def append_turn(self, turn: Turn, call: str | None = None) -> None:
+    async def append_turn(self, turn: Turn, call: str | None = None, native: Native | None = None) -> None:
         parent = None
         if turn.parent is not None:
             parent = self._recorded.get(turn.rollout_id, {}).get(turn.parent)
-        packed = pack_turn(turn, parent, call)
+        columns = self._bodies.pack(turn.rollout_id, turn.sample_id, native)
+        packed = pack_turn(turn, parent, call, columns)
         recorded = await self._writer.write(lambda db: self._insert_turn(db, turn, packed, parent))
         # Only what is on disk is remembered, and of each rollout the latest, which most turns continue.
+        self._bodies.stored(turn.rollout_id, turn.sample_id, native)
         latest = self._recorded.setdefault(turn.rollout_id, {})
         latest[turn.ordinal] = recorded
         latest.pop(turn.ordinal - MAX_RECORDED, None)
@@ -171,6 +176,7 @@ class SqliteStore:
             raise StoreError(f"rollout {rollout_id!r} cannot end with status {status.value!r}")
         packed = [pack_sample(rollout_id, sample) for sample in samples]
         self._recorded.pop(rollout_id, None)
+        self._bodies.forget(rollout_id)
 
         def work(db: apsw.Connection) -> bool:
             db.execute(
@@ -231,6 +237,12 @@ class SqliteStore:
                 (run_id,),
             )
             return [StepRecord(r, s, v, c, json.loads(m), t) for r, s, v, c, m, t in rows]
+
+        return await self._read(work)
+
+    async def natives(self, rollout_id: str) -> dict[int, Native]:
+        def work(db: apsw.Connection) -> dict[int, Native]:
+            return read_natives(db.execute(NATIVES, (rollout_id,)))
 
         return await self._read(work)
 
@@ -302,6 +314,7 @@ class SqliteStore:
             turn.malformed_tool_calls,
             turn.latency_ms,
             packed.call,
+            *packed.native,
         )
         db.execute(INSERT_NEXT_TURN, values)
         if db.changes() == 0:

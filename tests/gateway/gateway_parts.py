@@ -18,6 +18,7 @@ from osmosis_ai.errors import StoreError
 from osmosis_ai.gateway.app import Gateway, SamplingDefaults
 from osmosis_ai.gateway.render import TemplateRenderer
 from osmosis_ai.gateway.targets import PolicyTarget, Target
+from osmosis_ai.store.base import Native
 from osmosis_ai.train.samples import training_samples
 from osmosis_ai.types import Rollout, Turn
 
@@ -97,7 +98,7 @@ class MemoryStore:
     broken: bool = False
     delay_seconds: float = 0.0
 
-    async def append_turn(self, turn: Turn, call: str | None = None) -> None:
+    async def append_turn(self, turn: Turn, call: str | None = None, native: Native | None = None) -> None:
         await asyncio.sleep(self.delay_seconds)
         if self.broken:
             raise StoreError("no space left on the disk")

@@ -37,6 +37,11 @@ class Dialect(Protocol):
     """A wire API."""
 
     @property
+    def WIRE(self) -> str:
+        """Its name in the store."""
+        ...
+
+    @property
     def ID_PREFIX(self) -> str:
         """What the ids of its answers begin with."""
         ...

@@ -48,6 +48,7 @@ from osmosis_ai.gateway.dialects.parameters import (
 from osmosis_ai.gateway.messages import BadMessageError, canonical
 from osmosis_ai.types import Message, Turn
 
+WIRE = "chat"
 ID_PREFIX = "chatcmpl-"
 HEARTBEAT = b": ping\n\n"
 RECORDED = frozenset({"user", "metadata", "store", "safety_identifier", "prompt_cache_key"})

@@ -41,6 +41,7 @@ from osmosis_ai.gateway.dialects.parameters import (
     unsupported,
 )
 
+WIRE = "completions"
 ID_PREFIX = "cmpl-"
 HEARTBEAT = chat.HEARTBEAT
 NEUTRAL: Neutral = {

@@ -53,6 +53,7 @@ from osmosis_ai.gateway.dialects.parameters import (
 from osmosis_ai.gateway.messages import BadMessageError, canonical, read_arguments
 from osmosis_ai.types import Message, ToolSchema, Turn
 
+WIRE = "messages"
 ID_PREFIX = "msg_"
 HEARTBEAT = b'event: ping\ndata: {"type": "ping"}\n\n'
 INVALID_JSON = "INVALID_JSON"

@@ -56,6 +56,7 @@ from osmosis_ai.gateway.dialects.parameters import (
 from osmosis_ai.gateway.messages import BadMessageError, canonical
 from osmosis_ai.types import Message, ToolSchema, Turn
 
+WIRE = "responses"
 ID_PREFIX = "resp_"
 HEARTBEAT = chat.HEARTBEAT
 RECORDED = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})

@@ -1,0 +1,71 @@
+"""What came over the wire is kept byte for byte: the agent's requests, and an external model's answers."""
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.targets import ProviderTarget
+from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider
+from osmosis_ai.store.base import RunRecord
+from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.types import Rollout
+
+ANSWER = (
+    b'{ "choices":[{"message":{"role":"assistant","content":"6","odd":1.50},"finish_reason":"stop"}],\n'
+    b'"usage":{"prompt_tokens":3,"completion_tokens":1} }'
+)
+STREAM = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"6"},"finish_reason":null}]}\n\n: hi\n\n'
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
+)
+FIRST = b'{"model": "osmosis-rollout",\n "messages": [ {"role":"user","content":"2*3?", "name": null} ] }'
+MORE = b', {"role":"assistant","content":"6"}, {"role":"user","content":"Sure?"} ] }'
+SECOND = FIRST.replace(b" ] }", MORE)
+STREAMED = SECOND.replace(b"] }", b'], "stream" :true}')
+
+
+async def answers(request):
+    streams = (await request.json()).get("stream")
+    kind = "text/event-stream" if streams else "application/json"
+    return web.Response(body=STREAM if streams else ANSWER, content_type=kind)
+
+
+@pytest.fixture
+async def store(tmp_path):
+    store = SqliteStore(tmp_path / "osmosis.db")
+    await store.create_run(RunRecord("run", "eval", "running", 1.0, {}, {}))
+    await store.start_rollout(Rollout("r", "run", 0, "g", 0))
+    yield store
+    await store.close()
+
+
+async def call(gateway, bodies, path="chat/completions"):
+    headers = {"authorization": f"Bearer {gateway.admit('r', seed=1)}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        for body in bodies:
+            async with session.post(f"{gateway.base_url}/v1/{path}", data=body) as response:
+                assert response.status == 200, await response.text()
+                await response.read()
+
+
+async def test_requests_and_an_external_models_answers_are_kept_as_they_came(store):
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answers)
+    server = TestServer(app)
+    await server.start_server()
+    provider = OpenAICompatibleProvider(str(server.make_url("/v1")), "m")
+    gateway = Gateway(ProviderTarget(provider), store)
+    await gateway.start()
+    await call(gateway, [FIRST, SECOND, STREAMED])
+    natives = await store.natives("r")
+    assert [(n.wire, n.sent, n.answered) for n in natives.values()] == [
+        ("chat", FIRST, ANSWER),
+        ("chat", SECOND, ANSWER),
+        ("chat", STREAMED, STREAM),
+    ]
+    await gateway.stop()
+    await provider.close()
+    await server.close()
