@@ -233,9 +233,9 @@ async def test_several_answers_of_one_call_are_made_up_for_where_they_are_missin
     g = await open_gateway(by_seed)
     appended = store.append_turn
 
-    async def full_after_one(turn, note):
+    async def full_after_one(turn, note, native):
         store.broken = turn.ordinal == 1
-        await appended(turn, note)
+        await appended(turn, note, native)
 
     store.append_turn = full_after_one
     assert (await g.post({**BODY, "n": 3}))[0] == 503

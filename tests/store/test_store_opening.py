@@ -19,7 +19,7 @@ from osmosis_ai.types import Sample, Status
 
 async def test_a_new_database_has_todays_version_and_the_durable_settings(store):
     db = store._db
-    assert db.pragma("user_version") == len(schema.MIGRATIONS) == 4
+    assert db.pragma("user_version") == len(schema.MIGRATIONS) == 5
     assert (db.pragma("journal_mode"), db.pragma("synchronous"), db.pragma("foreign_keys")) == ("wal", 2, 1)
 
 
@@ -63,7 +63,7 @@ async def test_a_database_of_version_1_keeps_its_samples_and_takes_frozen_ones(p
 async def test_a_database_of_a_newer_version_is_refused(path):
     await SqliteStore(path).close()
     apsw.Connection(str(path)).pragma("user_version", 7)
-    with pytest.raises(StoreError, match=r"newer Osmosis \(schema version 7, known here up to 4\). Upgrade"):
+    with pytest.raises(StoreError, match=r"newer Osmosis \(schema version 7, known here up to 5\). Upgrade"):
         SqliteStore(path)
 
 
