@@ -10,6 +10,7 @@ dialects/       one wire API per file <-> call.py, the one typed call inside
 messages.py     messages in canonical form, and when two of them are the same
 tree.py         READ THIS: which tokens a call's prompt consists of, with a proof
 text_prompts.py the same for raw text prompts
+words.py        tokens of ASCII text word by word, for byte-level tokenizers
 render.py       messages -> text -> tokens -> text, by the policy's own template
 stops.py        where a stop text cuts an answer, in text and in tokens
 targets.py      who answers: the policy (an engine) or a provider
