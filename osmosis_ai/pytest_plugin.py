@@ -90,11 +90,15 @@ async def _run(config: Config, workspace: Path) -> tuple[str, list[Rollout], Eva
     tally = Tally(config.eval.attempts, config.eval.pass_threshold)
     lowest: list[Rollout] = []
     async with open_run(config, "eval", Workspace(workspace), fresh=True) as run:
-        async with open_rollouts(run, training=False, notify=lambda text: None) as parts:
-            async for rollout in evaluate(parts.dispatcher, run.run_id, parts.rows, config.eval.attempts):
-                tally.add(rollout.outcome)
-                if rollout.reward is not None:
-                    lowest = sorted([*lowest, rollout], key=_by_reward)[:SHOWN_ROWS]
+        try:
+            async with open_rollouts(run, training=False, notify=lambda text: None) as parts:
+                async for rollout in evaluate(parts.dispatcher, run.run_id, parts.rows, config.eval.attempts):
+                    tally.add(rollout.outcome)
+                    if rollout.reward is not None:
+                        lowest = sorted([*lowest, rollout], key=_by_reward)[:SHOWN_ROWS]
+        except Exception as error:  # whatever ended the run: its record says so
+            await run.fail(error)
+            raise
         await run.finish()
         return run.run_id, lowest, tally.report()
 

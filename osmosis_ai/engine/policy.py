@@ -107,7 +107,6 @@ def new_policy(
     prompt and completion tokens together. The same arguments give the same bytes of weights.
     """
     import torch
-    from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     _check(
         hidden_size=hidden_size, layers=layers, vocab_size=vocab_size, max_context=max_context, heads=heads
@@ -117,6 +116,31 @@ def new_policy(
         raise UsageError(
             f"{folder} is not empty; a new policy needs a folder of its own. Name another, or remove it."
         )
+    tokenizer = _tokenizer(texts, vocab_size, max_context)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _model(
+            tokenizer,
+            hidden_size=hidden_size,
+            intermediate_size=3 * hidden_size,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            head_dim=hidden_size // heads,
+            max_position_embeddings=max_context,
+            initializer_range=init_std,
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    with no_progress_bars():
+        model.save_pretrained(folder)
+    return folder
+
+
+def _tokenizer(texts: Iterable[str], vocab_size: int, max_context: int) -> Any:
+    """Trained on the texts, with our chat template."""
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=train_tokenizer(texts, vocab_size=vocab_size),
         eos_token=TURN_END,
@@ -126,39 +150,29 @@ def new_policy(
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = chat_template()
+    return tokenizer
+
+
+def _model(tokenizer: Any, **shape: Any) -> Any:
+    """Random weights, from torch's current random state."""
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+    eos_id, pad_id = (tokenizer.convert_tokens_to_ids(token) for token in (TURN_END, END_OF_TEXT))
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=3 * hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        head_dim=hidden_size // heads,
-        max_position_embeddings=max_context,
-        initializer_range=init_std,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.convert_tokens_to_ids(TURN_END),
-        pad_token_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT),
+        eos_token_id=eos_id,
+        pad_token_id=pad_id,
         dtype="float32",
+        **shape,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config)
     # Not 1.0: then transformers builds no temperature processor and a request's own temperature fails.
     model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=0.99,
-        top_k=0,
-        top_p=1.0,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
+        do_sample=True, temperature=0.99, top_k=0, top_p=1.0, eos_token_id=eos_id, pad_token_id=pad_id
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)
-    with no_progress_bars():
-        model.save_pretrained(folder)
-    return folder
+    return model
 
 
 def _check(*, hidden_size: int, layers: int, vocab_size: int, max_context: int, heads: int) -> None:

@@ -231,7 +231,15 @@ class TorchEngine:
 
     async def _run(self, function: Callable[..., T], *arguments: Any) -> T:
         call = functools.partial(function, *arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+            raise EngineError(
+                f"out of memory: {str(error).splitlines()[0]}. Lower train.microbatch_tokens (what is learnt "
+                "from at once) or policy.max_requests (what is sampled at once), or use a smaller policy"
+            ) from error
 
     def _opened(self, part: T | None) -> T:
         if part is None:
@@ -239,6 +247,11 @@ class TorchEngine:
                 "the engine is closed" if self._closed else "the engine is not open: call open()"
             )
         return part
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """A CUDA device has a class for it, the CPU a text."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _device(name: str) -> torch.device:

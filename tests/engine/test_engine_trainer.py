@@ -421,3 +421,11 @@ async def test_folders_that_cannot_be_opened_say_why(policy_folder: Path, tmp_pa
     (tmp_path / "model.safetensors").write_bytes((policy_folder / "model.safetensors").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3, "layer_types": None}))
     await refuses(tmp_path, "is not whole: .* weights are missing")
+
+
+async def test_running_out_of_memory_says_what_to_lower(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch):
+    rows = await sampled_rows(engine, 2)
+    trainer = engine._opened(engine._trainer)
+    monkeypatch.setattr(trainer, "forward", lambda *_: torch.empty(2**60, dtype=torch.uint8))
+    with pytest.raises(EngineError, match=r"^out of memory: .*Lower train.microbatch_tokens"):
+        await engine.forward(rows)
