@@ -206,17 +206,20 @@ async def osmosis(url: str, entrypoint: Path, limit: int = AT_ONCE) -> AsyncIter
 
 CALCULATOR = ROOT / "examples" / "calculator"
 LEAN = ROOT / "bench" / "agents" / "lean_agent.py"
+LOOP = ROOT / "bench" / "agents" / "loop_agent.py"
 SUBJECTS: dict[str, Callable[[str], Any]] = {
     "floor": floor,
     "bare Strands": bare_strands,
     "bare OpenAI Agents": bare_openai_agents,
     "osmosis Strands": lambda url: osmosis(url, CALCULATOR / "strands_agent.py"),
     "osmosis OpenAI Agents": lambda url: osmosis(url, CALCULATOR / "openai_agents_agent.py"),
+    "osmosis agent loop": lambda url: osmosis(url, LOOP),
     "osmosis lean": lambda url: osmosis(url, LEAN),
 }
 TARGETS = {  # subject -> (what it is compared with, the highest accepted ratio of CPU time)
     "osmosis Strands": ("bare Strands", 1.3),
     "osmosis OpenAI Agents": ("bare OpenAI Agents", 1.3),
+    "osmosis agent loop": ("floor", 10.0),
     "osmosis lean": ("floor", 10.0),
 }
 

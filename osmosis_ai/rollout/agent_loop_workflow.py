@@ -13,7 +13,6 @@ model: nothing of the metadata is in a prompt unless the author puts it there.
 
 from __future__ import annotations
 
-import copy
 import time
 from typing import Any, ClassVar
 
@@ -31,6 +30,7 @@ from osmosis_ai.rollout.core.exceptions import (
 )
 from osmosis_ai.rollout.core.llm_client import CallLog, CompletionsResult, read_completion
 from osmosis_ai.rollout.core.schemas import RolloutMetrics, RolloutRequest, wire_tools
+from osmosis_ai.rollout.messages import copied
 from osmosis_ai.rollout.policy_client import POLICY_MODEL, PolicyCallError, PolicyEndpoint
 from osmosis_ai.rollout.samples import RolloutSample, SampleSource
 from osmosis_ai.rollout.workflow import AgentWorkflow, AgentWorkflowContext
@@ -86,7 +86,7 @@ def _request(ctx: AgentWorkflowContext[AgentLoopConfig], context: RolloutContext
     return RolloutRequest(
         rollout_id=context.rollout_id,
         server_url=context.chat_completions_url,
-        messages=copy.deepcopy(ctx.prompt),
+        messages=copied(ctx.prompt),
         completion_params=dict(config.completion_params),
         max_turns=config.max_turns,
         max_tokens_total=config.max_tokens_total,
@@ -149,7 +149,7 @@ class AgentLoopSample(SampleSource):
         metrics = {} if result.metrics is None else result.metrics.model_dump()
         return RolloutSample(
             id=name,
-            messages=copy.deepcopy(messages),
+            messages=copied(messages),
             reward=result.reward,
             metrics={key: float(value) for key, value in metrics.items()},
             extra_fields={"finish_reason": result.finish_reason},

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 Message = dict[str, Any]
+_ATOMS = frozenset({str, int, float, bool, type(None)})
+
+
+def copied(value: Any) -> Any:
+    """`copy.deepcopy`, in a fifth of its time for what is JSON. A list that is there twice becomes two."""
+    try:
+        return _copied(value)
+    except RecursionError:  # it holds itself
+        return copy.deepcopy(value)
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if kind is list:
+        return [_copied(item) for item in value]
+    return copy.deepcopy(value)
 
 
 def get_message_role(message: Message) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Generator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from osmosis_ai.rollout.messages import copied
 
 
 class RolloutSample(BaseModel):
@@ -57,7 +58,7 @@ _TRACKING = frozenset({"tracking_id", "metadata"})  # what Strands adds to a mes
 
 def clean_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A deep copy without the framework's own bookkeeping."""
-    return {key: copy.deepcopy(value) for key, value in message.items() if key not in _TRACKING}
+    return {key: copied(value) for key, value in message.items() if key not in _TRACKING}
 
 
 class Samples(dict[str, RolloutSample]):

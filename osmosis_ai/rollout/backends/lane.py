@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -40,11 +39,12 @@ class _Ended(Generic[T]):
 
 
 class _Job(Generic[T]):
-    """One piece of work in a lane."""
+    """One piece of work in a lane. `ended` belongs to the loop of whoever waits for it."""
 
     def __init__(self, work: Callable[[], Awaitable[T]]) -> None:
         self.work = work
-        self.ended: Future[_Ended[T]] = Future()
+        self._home = asyncio.get_running_loop()
+        self.ended: asyncio.Future[_Ended[T]] = self._home.create_future()
         self.task: asyncio.Task[None] | None = None  # set while the work runs
         self.cancelled = False
 
@@ -53,6 +53,15 @@ class _Job(Generic[T]):
         self.cancelled = True
         if self.task is not None:
             self.task.cancel()
+
+    def end(self, ended: _Ended[T]) -> None:
+        """Called in the lane's thread. A result that comes too late changes nothing."""
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._home.call_soon_threadsafe(self._set, ended)
+
+    def _set(self, ended: _Ended[T]) -> None:
+        if not self.ended.done():
+            self.ended.set_result(ended)
 
 
 class Lane:
@@ -129,8 +138,7 @@ class Lane:
             except BaseException as error:
                 ended = _Ended(None, error)
             job.task = None
-            with suppress(InvalidStateError):  # the deadline has passed: a late result changes nothing
-                job.ended.set_result(ended)
+            job.end(ended)
         clean = False
         try:
             clean = await self._sweep()
@@ -174,17 +182,16 @@ class LanePool:
         """
         lane = self._take() or await self._wait_for_lane()
         job = lane.start(work)
-        waiting = asyncio.wrap_future(job.ended)
         try:
-            await asyncio.wait((waiting,), timeout=timeout)
+            await asyncio.wait((job.ended,), timeout=timeout)
         finally:  # in time, too late, or the caller was cancelled
-            if not waiting.done():
-                waiting.cancel()
+            if not job.ended.done():
+                job.ended.cancel()
                 lane.cancel(job)
             self._trim_later()
-        if waiting.cancelled():
+        if job.ended.cancelled():
             raise DeadlineExceeded
-        ended = waiting.result()
+        ended = job.ended.result()
         if ended.error is not None:
             raise WorkRaised(ended.error)
         return ended.value  # type: ignore[return-value]  # without an error there is a value

@@ -27,6 +27,7 @@ from osmosis_ai.rollout.config import AgentWorkflowConfig, GraderConfig
 from osmosis_ai.rollout.context import RolloutContext
 from osmosis_ai.rollout.debug_log import DebugLog
 from osmosis_ai.rollout.grader import Grader, GraderContext, Judge, finite_reward
+from osmosis_ai.rollout.messages import copied
 from osmosis_ai.rollout.samples import RolloutSample
 from osmosis_ai.rollout.workflow import AgentWorkflow, AgentWorkflowContext
 
@@ -179,7 +180,7 @@ class LocalBackend(ExecutionBackend):
                 config = copy.deepcopy(self._workflow_config)
                 workflow = self._workflow(config)
                 where = f"{self.workflow_name}.run"
-                metadata = copy.deepcopy(given.metadata)  # the grader's stays as the dataset has it
+                metadata = copied(given.metadata)  # the grader's stays as the dataset has it
                 ctx = AgentWorkflowContext(given.prompt, config, metadata, given.artifacts_dir)
                 await workflow.run(ctx)
             # The boundary: whatever the workflow raises fails this rollout and no other.
@@ -228,7 +229,7 @@ class LocalBackend(ExecutionBackend):
         What agents built there say is no sample of the rollout.
         """
         assert self._grader is not None
-        copies = {name: sample.model_copy(deep=True) for name, sample in samples.items()}
+        copies = {name: sample.model_copy(update=copied(sample.__dict__)) for name, sample in samples.items()}
         url, key = request.judge_chat_completions_url, request.judge_api_key
         ctx = GraderContext(
             request.label,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from osmosis_ai.rollout.core.schemas import RolloutMetrics
+from osmosis_ai.rollout.messages import copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class CallLog:
     def transcript(self) -> list[dict[str, Any]]:
         """How far the conversation came: what a rollout that failed leaves behind."""
         answer = [] if self._answer is None else [self._answer]
-        return copy.deepcopy([*self._asked, *answer])
+        return [copied(message) for message in (*self._asked, *answer)]
 
     def metrics(self) -> RolloutMetrics:
         return self._metrics.model_copy()
