@@ -1,4 +1,4 @@
-"""The documents that are generated from the code: `docs/config.md`, `docs/cli.md` and `docs/schemas`.
+"""What is generated from the code: `docs/config.md`, `docs/cli.md`, `docs/schemas`, `cli/completions.json`.
 
 python -m osmosis_ai.cli.documents           write them
 python -m osmosis_ai.cli.documents --check   exit code 1 when one is stale, naming it
@@ -15,12 +15,13 @@ from typing import Any
 
 import click
 
+from osmosis_ai.cli.completion import completions
 from osmosis_ai.cli.config import config_reference, config_schema
 from osmosis_ai.cli.groups import root
 from osmosis_ai.cli.lines import LINES
 from osmosis_ai.cli.schemas import broken, command_schema
 
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent.parent
 COLUMNS = 90  # of the help, whatever terminal this runs in
 
 CLI_HEAD = """\
@@ -66,13 +67,22 @@ def _line_schema(command: str) -> str:
     return _json(command_schema(command))
 
 
-SCHEMAS = {command: f"schemas/{command.replace(' ', '-')}.schema.json" for command in LINES}
+SCHEMAS = {command: f"docs/schemas/{command.replace(' ', '-')}.schema.json" for command in LINES}
+# path in the repository -> what it holds
 DOCUMENTS: Mapping[str, Callable[[], str]] = {
-    "config.md": config_reference,
-    "cli.md": cli_reference,
-    "schemas/config.schema.json": lambda: _json(config_schema()),
+    "docs/config.md": config_reference,
+    "docs/cli.md": cli_reference,
+    "docs/schemas/config.schema.json": lambda: _json(config_schema()),
     **{name: partial(_line_schema, command) for command, name in SCHEMAS.items()},
+    "osmosis_ai/cli/completions.json": lambda: _json(completions(leaves())),
 }
+
+
+def leaves() -> dict[str, click.Command]:
+    """Every command that is no group, by its name: "eval run"."""
+    top = click.Context(root, info_name="", **root.context_settings)
+    found = {context.command_path.strip(): context.command for context in commands(top)}
+    return {name: command for name, command in found.items() if not isinstance(command, click.Group)}
 
 
 def stale(folder: Path) -> list[Path]:
@@ -102,7 +112,7 @@ def _read(path: Path) -> str | None:
 
 @click.command()
 @click.option("--check", is_flag=True, help="Write nothing; exit code 1 when a document is stale.")
-@click.option("--folder", type=click.Path(path_type=Path), default=DOCS, help="Where the documents are.")
+@click.option("--folder", type=click.Path(path_type=Path), default=ROOT, help="The repository.")
 def main(check: bool, folder: Path) -> None:
     """Write the documents that are generated from the code."""
     if lost := broken_promises(folder):
@@ -113,7 +123,7 @@ def main(check: bool, folder: Path) -> None:
         write(folder)
         return
     if found := stale(folder):
-        names = ", ".join(f"docs/{path.name}" for path in found)
+        names = ", ".join(str(path.relative_to(folder)) for path in found)
         click.echo(f"not what the code says: {names}. Run `make docs` and commit the result.", err=True)
         sys.exit(1)
 

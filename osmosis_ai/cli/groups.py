@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from osmosis_ai import __version__
-from osmosis_ai.cli.main import ABOUT, COMMANDS, EXIT_CODES
+from osmosis_ai.cli.main import ABOUT, COMMANDS, EXIT_CODES, command_names
 
 
 class LazyGroup(click.Group):
@@ -21,6 +21,10 @@ class LazyGroup(click.Group):
 
     def make(self, name: str) -> click.Command:
         raise NotImplementedError
+
+    def elsewhere(self, name: str) -> list[str]:
+        """Where else a command of that name is."""
+        return []
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._helps)
@@ -36,7 +40,7 @@ class LazyGroup(click.Group):
         except click.UsageError as error:
             import difflib
 
-            near = difflib.get_close_matches(args[0], self._helps, n=1)
+            near = difflib.get_close_matches(args[0], self._helps, n=1) or self.elsewhere(args[0])
             hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(self._helps)}."
             raise click.UsageError(f"no such command {args[0]!r}.{hint}", ctx) from error
 
@@ -63,6 +67,9 @@ class Root(LazyGroup):
             return imported(commands)
         helps = {command: text for command, (_, text) in commands.items()}
         return CommandGroup(name, help=about, helps=helps, no_args_is_help=True)
+
+    def elsewhere(self, name: str) -> list[str]:
+        return [" ".join(found) for found in command_names() if len(found) == 2 and found[1] == name]
 
 
 class CommandGroup(LazyGroup):

@@ -187,11 +187,25 @@ class Imported(TypedDict):
     rollouts: int
 
 
+class Call(TypedDict):
+    """The bodies as text; `osmosis runs wire ROLLOUT --turn N` writes the bytes."""
+
+    turn: int
+    wire: str
+    sent: str
+    answered: str  # empty when the policy answered
+
+
 class Deleted(TypedDict):
     runs: list[str]
     would_delete: list[str]  # with --dry-run
     bytes_before: NotRequired[int]  # of the database
     bytes_after: NotRequired[int]
+
+
+class Completion(TypedDict):
+    shell: Literal["bash", "zsh", "fish"]
+    script: str
 
 
 class ConfigSchema(TypedDict):
@@ -258,10 +272,12 @@ LINES: Mapping[str, tuple[Line, ...]] = {
     "runs show": (Line("run", (RunRecord,)), *STEPS, Line("rollout", (OfLineage, Rollout))),
     "runs export": (Line("exported", (Exported,)),),
     "runs import": (Line("imported", (Imported,)),),
+    "runs wire": (Line("call", (Call,)),),
     "runs delete": (Line("deleted", (Deleted,)),),
     "runs prune": (Line("deleted", (Deleted,)),),
     "config schema": (Line("config_schema", (ConfigSchema,)),),
     "report": (Line("report", (Written,)),),
+    "completion": (Line("completion", (Completion,)),),
     "drift": (Line("drift", (Drift,)),),
     "sql": (Line("row", (SqlRow,)),),
 }

@@ -65,6 +65,7 @@ COMMANDS: dict[str, tuple[str, str | dict[str, tuple[str, str]]]] = {
     ),
     "drift": ("Where a run's conversations broke, and why.", "osmosis_ai.cli.drift:drift"),
     "report": ("A run as one HTML file.", "osmosis_ai.cli.report:report"),
+    "completion": ("Completion for bash, zsh or fish.", "osmosis_ai.cli.completion:completion"),
     "sql": ("SQL on what is stored, read only.", "osmosis_ai.cli.sql:sql"),
 }
 
@@ -110,6 +111,11 @@ def main() -> None:
         sys.exit(0)
     if sys.argv[1:] in (["--version"], ["-V"]):
         sys.stdout.write(f"osmosis, version {__version__}\n")
+        sys.exit(0)
+    if sys.argv[1:2] == ["__complete"]:
+        from osmosis_ai.cli.complete import main as complete
+
+        complete(sys.argv[2:])
         sys.exit(0)
     import click
 

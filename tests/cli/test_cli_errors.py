@@ -63,6 +63,12 @@ def osmosis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("train run run.toml", "error: no dataset rows.jsonl. The folder"),
         ("eval rum", "Error: no such command 'rum'. Did you mean 'run'?"),
         ("evals run", "Error: no such command 'evals'. Did you mean 'eval'?"),
+        ("list", "Error: no such command 'list'. Did you mean 'runs list'?"),
+        (
+            "eval run run.toml --workspcae x",
+            "Error: No such option '--workspcae'. Did you mean '--workspace'?",
+        ),
+        ("runs show x --rwo 3", "Error: No such option '--rwo'. Did you mean '--row'?"),
         ("runs list", "osmosis.db; run an eval first, or name --workspace"),
         ("runs show x", "osmosis.db; run an eval first, or name --workspace"),
         ("runs show", "Error: Missing argument 'RUN_ID'."),

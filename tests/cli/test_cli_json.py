@@ -55,8 +55,10 @@ TRIED = {
     "config schema": ["config schema"],
     "report": ["report hello -o report.html"],
     "drift": ["drift hello"],
+    "runs wire": ["runs wire hello.r0.m0.a0"],
     "runs delete": ["runs delete again --dry-run", "runs delete again --yes"],
     "runs prune": ["runs prune --keep 0 --dry-run"],
+    "completion": ["completion zsh"],
     "sql": ['sql "SELECT run_id, reward, 1 AS one, NULL AS no_value FROM rollouts"'],
 }
 
@@ -135,7 +137,7 @@ def test_what_is_nested_is_promised_too():
 def test_the_documents_are_not_written_over_a_promise_that_is_not_kept(tmp_path):
     run = CliRunner().invoke
     assert run(documents.main, ["--folder", str(tmp_path)]).exit_code == 0
-    file = tmp_path / "schemas" / "sql.schema.json"
+    file = tmp_path / "docs" / "schemas" / "sql.schema.json"
     schema = json.loads(file.read_text())
     schema["properties"]["seconds"] = {"type": "number"}
     file.write_text(json.dumps(schema))
@@ -144,6 +146,6 @@ def test_the_documents_are_not_written_over_a_promise_that_is_not_kept(tmp_path)
         assert (done.exit_code, done.output) == (
             1,
             "promised to readers of --json and gone; keep it, or raise SCHEMA_VERSION:\n"
-            "schemas/sql.schema.json: row.seconds: number\n",
+            "docs/schemas/sql.schema.json: row.seconds: number\n",
         )
     assert json.loads(file.read_text()) == schema
