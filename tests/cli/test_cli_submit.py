@@ -115,3 +115,9 @@ def test_r30_without_a_platform_nothing_is_submitted_and_the_way_out_is_said(tmp
         assert done.returncode == 1
         assert "no platform is configured" in done.stderr
         assert f"`osmosis {kind} run run.toml` runs it on this machine" in done.stderr
+
+
+def test_a_judge_that_could_not_be_asked_is_a_finding(tmp_path: Path):
+    write(tmp_path, CONFIG + '[judge]\nmodel = "scripted"\nscript = "model.py:verdict"\n')
+    [(code, message)] = findings(tmp_path)
+    assert (code, message.split(": ")[0]) == ("MODEL", "judge.script = 'model.py:verdict'")

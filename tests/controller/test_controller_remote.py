@@ -133,6 +133,33 @@ async def test_where_the_loop_gives_no_reward_the_function_of_the_toml_does(tmp_
     assert rollouts[0].samples["remote"].metrics["num_llm_calls"] == 1
 
 
+JUDGE = f"""
+[judge]
+model = "scripted"
+script = "{AGENTS}:verdict"
+"""
+
+
+async def test_a_function_of_the_toml_asks_the_judge_of_the_toml(tmp_path: Path, loops: str):
+    (tmp_path / "reward.py").write_text(
+        "from osmosis_ai import evaluate_rubric, osmosis_rubric\n"
+        "@osmosis_rubric\n"
+        "async def polite(solution_str: str, ground_truth: str | None, extra_info: dict, **more) -> float:\n"
+        "    return (await evaluate_rubric('Ok?', solution_str, judge=more['judge'])).score\n"
+    )
+    more = 'grader_entrypoint = "reward.py"' + JUDGE
+    [rollout] = await rollouts_of(tmp_path, ["none"], loops, more)
+    assert (rollout.status, rollout.reward in (0.25, 0.75)) == (Status.GRADED, True), rollout.reason
+    assert len(rollout.turns) == 1
+
+
+async def test_a_judge_for_a_loop_that_is_rewarded_where_it_runs_is_an_error(tmp_path: Path, loops: str):
+    with pytest.raises(
+        UsageError, match=r"\[judge\] is for a grader, and the agent loop at .* is rewarded where"
+    ):
+        await rollouts_of(tmp_path, ["right"], loops, JUDGE)
+
+
 async def test_where_the_loop_gives_no_reward_a_grader_that_raises_fails_its_rollout(
     tmp_path: Path, loops: str
 ):
