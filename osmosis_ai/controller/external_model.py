@@ -32,7 +32,12 @@ async def open_external_model(llm: LlmTable, folder: Path, store: Store, *, most
             f"llm.replay = {llm.replay!r}: there is no such run in this workspace. Known: {known or 'none'}. "
             "A file of `osmosis runs export --format jsonl` can be replayed too; its name ends in .jsonl."
         )
-    return ReplayProvider([rollout async for rollout in read_rollouts(store, llm.replay)], llm.replay)
+
+    async def bytes_of(rollout_id: str) -> dict[int, bytes]:
+        return {ordinal: native.answered for ordinal, native in (await store.natives(rollout_id)).items()}
+
+    rollouts = [rollout async for rollout in read_rollouts(store, llm.replay)]
+    return ReplayProvider(rollouts, llm.replay, bytes_of)
 
 
 def check_replay(llm: LlmTable, folder: Path, workspace: Workspace) -> None:

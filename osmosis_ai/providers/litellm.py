@@ -115,6 +115,8 @@ class LiteLLMProvider:
                 f"{', '.join(foreign)} cannot be passed to {self._name}. It takes {', '.join(sorted(PARAMS))}"
             )
         body = {"messages": list(request.messages), **request.params}
+        if "claude" in self._model and body.get("top_p") == 1:
+            del body["top_p"]  # it says nothing, and newer models refuse it beside a temperature
         return {**body, "tools": list(request.tools)} if request.tools else body
 
     async def _send(self, body: Mapping[str, Any], stream: _Stream | None) -> ProviderAnswer:

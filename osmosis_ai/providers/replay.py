@@ -6,19 +6,22 @@ import asyncio
 import copy
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
 from osmosis_ai.errors import ProviderError
 from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest, ProviderState
+from osmosis_ai.providers.streamed import StreamedAnswer
 from osmosis_ai.types import Rollout, Turn
 
 FACTS = frozenset({"seed", "cached_tokens"})  # of `Turn.sampling`, which no call has among its parameters
 POLICY_PARAMS = frozenset({"temperature", "top_p"})  # what a policy's turn keeps as it was asked for
 SHOWN_CHARS = 120  # of a value that differs
-_PIECES = re.compile(r"\s*\S+|\s+$")
+_WORDS = re.compile(r"\s*\S+|\s+$")  # with the blanks before them, or those at the end
+
+BytesOf = Callable[[str], Awaitable[Mapping[int, bytes]]]
 
 
 @dataclass(slots=True)
@@ -42,10 +45,14 @@ class ReplayProvider:
     once then, in the recorded order.
 
     Of rollouts that were tried again the last attempt counts.
+
+    `bytes_of` gives, for a rollout id, the bodies of the endpoint's answers by ordinal, where they are kept:
+    they are recorded anew, and a stream is handed on in the pieces that it came in.
     """
 
-    def __init__(self, rollouts: Iterable[Rollout], name: str) -> None:
+    def __init__(self, rollouts: Iterable[Rollout], name: str, bytes_of: BytesOf | None = None) -> None:
         self._name = name
+        self._bytes_of = bytes_of
         self._by_seed: dict[int, list[_Recorded]] = {}
         self._by_call: dict[bytes, list[_Recorded]] = {}
         for turn in _counted_turns(rollouts):
@@ -58,9 +65,10 @@ class ReplayProvider:
         recorded = self._find(request)
         recorded.given += 1
         turn = recorded.turn
-        content = turn.response.get("content")
-        if on_text is not None and isinstance(content, str):
-            for piece in _PIECES.findall(content):
+        bodies = {} if self._bytes_of is None else await self._bytes_of(turn.rollout_id)
+        native = bodies.get(turn.ordinal, b"")
+        if on_text is not None:
+            for piece in _pieces(native, turn):
                 on_text(piece)
                 await asyncio.sleep(0)
         return ProviderAnswer(
@@ -70,6 +78,7 @@ class ReplayProvider:
             completion_tokens=turn.completion_tokens,
             model=turn.model,
             cached_tokens=turn.sampling.get("cached_tokens", 0),
+            native=native,
         )
 
     def state(self) -> ProviderState:
@@ -117,6 +126,15 @@ class ReplayProvider:
         return (
             f"it differs from turn {turn.ordinal} of rollout {turn.rollout_id}: {_difference(turn, request)}"
         )
+
+
+def _pieces(native: bytes, turn: Turn) -> list[str]:
+    """The text as it was streamed; word by word where that is not kept."""
+    pieces: list[str] = []
+    if native.startswith(b"data:"):
+        StreamedAnswer(pieces.append).feed(native)
+    content = turn.response.get("content")
+    return pieces or (_WORDS.findall(content) if isinstance(content, str) else [])
 
 
 def _counted_turns(rollouts: Iterable[Rollout]) -> Iterator[Turn]:

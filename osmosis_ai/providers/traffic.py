@@ -69,7 +69,7 @@ class Traffic:
         return ProviderState(
             limit=self._limit.calls,
             in_flight=self._in_flight,
-            waiting=len(self._queue),
+            waiting=sum(not turn.done() for turn in self._queue),
             throttled=self._throttled,
             down=self._breaker.down,
         )

@@ -80,6 +80,14 @@ async def replay(folder: Path, reference: str = "recorded", **settings: Any) -> 
     return await run_eval(load_config(folder / "recorded.toml", given), folder)
 
 
+async def answers(folder: Path, rollouts: list[Rollout]) -> list[bytes]:
+    """What the endpoint sent, as the store has it."""
+    store = SqliteStore(folder / "ws" / "osmosis.db")
+    natives = [await store.natives(rollout.rollout_id) for rollout in rollouts]
+    await store.close()
+    return [native.answered for by_turn in natives for native in by_turn.values()]
+
+
 async def export(folder: Path) -> None:
     """The run in a file, its workspace out of the way."""
     store = SqliteStore(folder / "ws" / "osmosis.db")
@@ -103,7 +111,10 @@ async def test_a_replayed_run_says_byte_for_byte_what_the_recorded_one_did(tmp_p
     recorded = await record(tmp_path)
     assert [rollout.status for rollout in recorded] == [Status.GRADED] * 6
     assert len({turn.response["content"] for rollout in recorded for turn in rollout.turns}) == 18
-    assert what_was_said(await replay(tmp_path)) == what_was_said(recorded)
+    replayed = await replay(tmp_path)
+    assert what_was_said(replayed) == what_was_said(recorded)
+    assert await answers(tmp_path, replayed) == (bodies := await answers(tmp_path, recorded))
+    assert [body[:6] for body in bodies[:3]] == [b'{"mode', b'{"mode', b"data: "]
     await export(tmp_path)
     assert what_was_said(await replay(tmp_path, "export.jsonl")) == what_was_said(recorded)
 

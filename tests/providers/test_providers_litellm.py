@@ -119,6 +119,23 @@ async def test_an_agent_cannot_send_the_key_elsewhere(api):
     assert (failed.value.status, requests) == (400, [])
 
 
+async def test_a_claude_is_not_told_a_top_p_that_says_nothing(monkeypatch):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-test")
+    provider = LiteLLMProvider("anthropic/claude-sonnet-4-5", retry=RetryPolicy(1))
+    sent = []
+
+    async def acompletion(**options):
+        sent.append(options.get("top_p"))
+        raise ValueError("that is enough")
+
+    monkeypatch.setattr("litellm.acompletion", acompletion)
+    for top_p in (1.0, 0.5):
+        with pytest.raises(ProviderError, match="that is enough"):
+            await provider.complete(request(temperature=1.0, top_p=top_p))
+    await provider.close()
+    assert sent == [None, 0.5]
+
+
 def test_an_unknown_provider_and_a_missing_key_are_named(monkeypatch):
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     with pytest.raises(UsageError, match="LiteLLM knows no provider 'antropic'"):

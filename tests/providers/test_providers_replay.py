@@ -75,6 +75,21 @@ async def test_text_is_streamed_in_pieces():
     assert pieces == [" two", " words", " "]
 
 
+async def test_a_stream_is_handed_on_in_the_pieces_that_it_came_in():
+    chunks = [
+        '{"choices": [{"delta": {"content": "tw"}}]}',
+        '{"choices": [{"delta": {"content": "o words"}}]}',
+    ]
+
+    async def bytes_of(rollout_id):
+        return {0: "".join(f"data: {chunk}\n\n" for chunk in chunks).encode()}
+
+    pieces = []
+    provider = ReplayProvider([recorded(("hi", "two words", 7, None))], "run", bytes_of)
+    await ask(provider, "hi", 7, pieces.append)
+    assert pieces == ["tw", "o words"]
+
+
 async def test_another_question_at_the_same_place_is_shown_beside_the_recorded_one():
     provider = ReplayProvider([recorded(("2 + 2?", "4", 7, None))], "run")
     with pytest.raises(ProviderError) as failed:

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import socket
+from asyncio import CancelledError
 from contextlib import asynccontextmanager
 from email.utils import formatdate
+from random import Random
 from time import time
 
 import pytest
 from aiohttp import web
 
 from osmosis_ai.errors import ProviderDownError, ProviderError
-from osmosis_ai.providers.base import ProviderRequest
+from osmosis_ai.providers.base import ProviderAnswer, ProviderRequest
 from osmosis_ai.providers.breaker import BreakerPolicy
 from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider
 from osmosis_ai.providers.patience import RetryPolicy
@@ -152,6 +154,32 @@ async def test_a_short_outage_costs_time_and_no_call():
         endpoint.broken, endpoint.mended_after = 503, 12
         answers = await asyncio.gather(*(provider.complete(asks(str(n))) for n in range(40)))
         assert len(answers) == 40
+
+
+async def test_whatever_the_endpoint_does_each_call_ends_and_gives_its_place_back():
+    random = Random(7)
+
+    class Moody(Endpoint):
+        async def answer(self, request):
+            mood = random.random()
+            if mood < 0.2:
+                return web.Response(status=random.choice([429, 500, 503]), headers={"Retry-After": "0.01"})
+            if mood < 0.3:
+                return web.Response(text=random.choice(["<html>", "{", "[]", '{"choices": []}']))
+            if mood < 0.4:
+                request.transport.close()
+            return await super().answer(request)
+
+    endpoint = Moody(room=10, seconds=0.005)
+    async with serving(endpoint, most=16) as provider:
+        calls = [asyncio.create_task(provider.complete(asks(str(n)))) for n in range(300)]
+        for _ in range(40):  # meanwhile some give up: a few that are out, and some that wait
+            random.choice(calls).cancel()
+            await asyncio.sleep(0.005)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} <= {ProviderAnswer, ProviderError, CancelledError}
+        assert sum(isinstance(outcome, ProviderAnswer) for outcome in outcomes) > 150
+        assert (provider.state().in_flight, provider.state().waiting) == (0, 0)
 
 
 def test_one_wave_of_429_halves_the_limit_once_and_a_window_of_answers_adds_one():
