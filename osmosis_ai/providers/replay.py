@@ -131,7 +131,7 @@ class ReplayProvider:
 def _pieces(native: bytes, turn: Turn) -> list[str]:
     """The text as it was streamed; word by word where that is not kept."""
     pieces: list[str] = []
-    if native.startswith(b"data:"):
+    if b"\ndata:" in b"\n" + native:
         StreamedAnswer(pieces.append).feed(native)
     content = turn.response.get("content")
     return pieces or (_WORDS.findall(content) if isinstance(content, str) else [])

@@ -76,13 +76,9 @@ async def test_text_is_streamed_in_pieces():
 
 
 async def test_a_stream_is_handed_on_in_the_pieces_that_it_came_in():
-    chunks = [
-        '{"choices": [{"delta": {"content": "tw"}}]}',
-        '{"choices": [{"delta": {"content": "o words"}}]}',
-    ]
-
     async def bytes_of(rollout_id):
-        return {0: "".join(f"data: {chunk}\n\n" for chunk in chunks).encode()}
+        chunks = ['{"choices": [{"delta": {"content": "%s"}}]}' % text for text in ("tw", "o words")]
+        return {0: "".join([": ping\n\n", *(f"data: {chunk}\n\n" for chunk in chunks)]).encode()}
 
     pieces = []
     provider = ReplayProvider([recorded(("hi", "two words", 7, None))], "run", bytes_of)
