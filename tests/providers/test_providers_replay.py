@@ -1,5 +1,7 @@
 """Which recorded turn answers a call."""
 
+import json
+
 import pytest
 
 from osmosis_ai.errors import ProviderError
@@ -77,7 +79,7 @@ async def test_text_is_streamed_in_pieces():
 
 async def test_a_stream_is_handed_on_in_the_pieces_that_it_came_in():
     async def bytes_of(rollout_id):
-        chunks = ['{"choices": [{"delta": {"content": "%s"}}]}' % text for text in ("tw", "o words")]
+        chunks = [json.dumps({"choices": [{"delta": {"content": text}}]}) for text in ("tw", "o words")]
         return {0: "".join([": ping\n\n", *(f"data: {chunk}\n\n" for chunk in chunks)]).encode()}
 
     pieces = []
