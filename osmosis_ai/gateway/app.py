@@ -78,9 +78,14 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()  # of requests that are not answered at once
         self.base_url = ""  # set by `start`
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen, in the running loop. Port 0 takes a free one. Raises InfrastructureError when it cannot."""
-        listener = _listen(host, port)
+    async def start(
+        self, host: str = "127.0.0.1", port: int = 0, *, listener: socket.socket | None = None
+    ) -> None:
+        """Listen, in the running loop. Port 0 takes a free one. Raises InfrastructureError when it cannot.
+
+        With `listener` it is this socket that is listened on, whatever host and port.
+        """
+        listener = listener or listen(host, port)
         _spare_what_is_loaded()
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else host
         self.base_url = f"http://{shown}:{listener.getsockname()[1]}"
@@ -351,7 +356,8 @@ def _spare_what_is_loaded() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises InfrastructureError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named: asyncio sets TCP_NODELAY only where it is, and without it the small pieces of a
     # stream wait 40 ms for the client's acknowledgement.

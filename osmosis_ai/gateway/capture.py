@@ -33,7 +33,7 @@ _WORDS = {  # refusal code -> what the call did, for a person
 class CallFailure:
     """A call that the engine, the provider or the store could not serve."""
 
-    kind: str  # "engine", "provider", "store"; "model" when the model itself refused the call
+    kind: str  # "engine", "provider", "store", "gateway"; "model" when the model itself refused the call
     message: str
 
 
@@ -47,6 +47,7 @@ class CallCounts:
     failed: int = 0  # the engine, the provider or the store could not
     abandoned: int = 0  # the client went away first, or the rollout ended
     failures: dict[str, CallFailure] = field(default_factory=dict)  # sample id -> latest, until one succeeds
+    restarts: int = 0  # of the gateway while the rollout was open: its calls may have broken
 
     @property
     def failure(self) -> CallFailure | None:
@@ -75,6 +76,8 @@ class CallCounts:
             parts.append(f"{_calls(self.failed)} failed" + (f": {failure.message}" if failure else ""))
         if self.abandoned:
             parts.append(f"{_calls(self.abandoned)} {'was' if self.abandoned == 1 else 'were'} given up")
+        if self.restarts:
+            parts.append("the gateway was started again meanwhile")
         return "; ".join(parts) or "no call came"
 
 

@@ -1,0 +1,186 @@
+"""Several gateway processes on one store, killed at work: agents go on, nothing is lost and nothing twice."""
+
+import asyncio
+import os
+import random
+import signal
+
+import aiohttp
+import openai
+import pytest
+from fleet_worker import recipe
+from gateway_parts import ADD, user
+
+from osmosis_ai.errors import InfrastructureError
+from osmosis_ai.gateway.capture import derive_seed
+from osmosis_ai.gateway.fleet import Fleet
+from osmosis_ai.gateway.terms import Terms
+from osmosis_ai.store.base import RunRecord
+from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.train.samples import training_samples
+from osmosis_ai.types import Rollout
+
+AGENTS = 8
+BODY = {"model": "osmosis-rollout", "messages": [user("go")]}
+
+
+@pytest.fixture
+async def store(tmp_path):
+    store = SqliteStore(tmp_path / "osmosis.db")
+    await store.create_run(RunRecord("run", "train", "running", 0.0, {}, {}))
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def open_fleet(store, tmp_path, folder):
+    """`await open_fleet("provider", 2)` starts that many processes."""
+    opened = []
+
+    async def start(kind, count):
+        fleet = Fleet(store, recipe(tmp_path, kind, folder), count)
+        opened.append(fleet)
+        await fleet.start()
+        return fleet
+
+    yield start
+    for fleet in opened:
+        await fleet.stop()
+
+
+async def admitted(fleet, store, number, **terms):
+    await store.start_rollout(Rollout(f"r{number}", "run", number, f"g{number}", 0))
+    return await fleet.admit(f"r{number}", Terms(seed=number, **terms))
+
+
+async def post(access, body=BODY):
+    headers = {"authorization": f"Bearer {access.key}"}
+    url = access.base_url + "/v1/chat/completions"
+    async with aiohttp.ClientSession() as session, session.post(url, json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+# --- killed under load
+
+
+async def agent(access, over):
+    """Talks on until `over`, by an unmodified client; the answers that it has got, whole."""
+    client = openai.AsyncOpenAI(base_url=access.base_url + "/v1", api_key=access.key, max_retries=8)
+    messages, texts = [user("go")], []
+    while not over.is_set() or len(texts) < 3:
+        if len(texts) % 2:
+            text = await streamed(client, messages)
+        else:
+            made = await client.chat.completions.create(model="osmosis-rollout", messages=messages)
+            text = made.choices[0].message.content
+        texts.append(text)
+        messages = [*messages, {"role": "assistant", "content": text}, user("on")]
+    await client.close()
+    return texts
+
+
+async def streamed(client, messages):
+    """The client retries until a stream begins; of one that breaks, its user asks again."""
+    for _ in range(8):
+        try:
+            made = await client.chat.completions.create(
+                model="osmosis-rollout", messages=messages, stream=True
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in made if chunk.choices])
+        except (openai.APIConnectionError, aiohttp.ClientError, OSError, Exception) as error:
+            if isinstance(error, openai.APIStatusError):
+                raise
+    raise AssertionError("no stream came to its end")
+
+
+async def kill_now_and_then(fleet, kills, chance):
+    for _ in range(kills):
+        await asyncio.sleep(chance.uniform(0.15, 0.6))
+        process = chance.choice(fleet.processes)
+        if process.pid is not None:
+            os.kill(process.pid, signal.SIGKILL)
+
+
+async def kill_under_load(fleet, store, kills):
+    """What each agent has got, and the turns of its rollout."""
+    accesses = [await admitted(fleet, store, number) for number in range(AGENTS)]
+    over = asyncio.Event()
+    talking = [asyncio.create_task(agent(access, over)) for access in accesses]
+    await kill_now_and_then(fleet, kills, random.Random(kills))
+    over.set()
+    texts = await asyncio.gather(*talking)
+    return texts, [await fleet.seal(f"r{number}") for number in range(AGENTS)]
+
+
+def assert_nothing_lost_and_nothing_twice(texts, turns, number):
+    assert [turn.response["content"] for turn in turns] == texts
+    assert [(turn.ordinal, turn.parent, turn.branch_reason) for turn in turns] == [
+        (i, None if i == 0 else i - 1, None) for i in range(len(turns))
+    ]
+    # What was being sampled when its process was killed is sampled again with the same seed.
+    seeds = [derive_seed(number, "main", i) for i in range(len(turns))]
+    assert [turn.sampling["seed"] for turn in turns] == seeds
+
+
+KILLS = [pytest.param("provider", 4), pytest.param("policy", 2)]
+KILLS += [pytest.param(kind, 100, marks=pytest.mark.slow) for kind in ("provider", "policy")]
+
+
+@pytest.mark.parametrize(("kind", "kills"), KILLS)
+async def test_agents_whose_gateway_is_killed_go_on_and_nothing_is_lost_or_twice(
+    open_fleet, store, kind, kills
+):
+    fleet = await open_fleet(kind, 2)
+    texts, turns = await kill_under_load(fleet, store, kills)
+    assert sum(process.restarts for process in fleet.processes) >= kills // 2
+    for number in range(AGENTS):
+        assert_nothing_lost_and_nothing_twice(texts[number], turns[number], number)
+        if kind == "policy":
+            rollout = Rollout(f"r{number}", "run", 0, "g", 0, turns=turns[number])
+            [sample] = training_samples(rollout, {"main": 1.0})
+            sampled = [t for t, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
+            assert sampled == [token for turn in turns[number] for token in turn.completion_ids]
+
+
+# --- the seam
+
+
+async def test_rollouts_are_spread_over_the_processes_and_each_has_its_own_url(open_fleet, store):
+    fleet = await open_fleet("provider", 2)
+    accesses = [await admitted(fleet, store, number) for number in range(4)]
+    assert [access.base_url for access in accesses] == [p.base_url for p in fleet.processes] * 2
+    assert [(await post(access))[0] for access in accesses] == [200] * 4
+    wrong = await post(type(accesses[0])(accesses[1].base_url, accesses[0].key))
+    assert (wrong[0], wrong[1]["error"]["code"]) == (401, "invalid_api_key")
+    [turn] = await fleet.seal("r0")
+    assert turn.rollout_id == "r0"
+    assert fleet.counters("r0").answered == 1
+    assert (await post(accesses[0]))[0] == 409
+    assert await fleet.seal("r0") == [turn]
+    assert fleet.provider_reports == {"1/2": {"in_flight": 0}}
+
+
+async def test_tools_reach_a_call_that_waits_for_them_in_its_process(open_fleet, store):
+    fleet = await open_fleet("provider", 1)
+    access = await admitted(fleet, store, 0, awaits_tools=True)
+    waiting = asyncio.create_task(post(access))
+    await asyncio.sleep(0.05)
+    await fleet.offer_tools("r0", [ADD])
+    assert (await waiting)[0] == 200
+    assert [turn.tools for turn in await fleet.seal("r0")] == [[ADD]]
+
+
+async def test_a_rollout_whose_process_was_started_again_says_so_when_it_ends(open_fleet, store):
+    fleet = await open_fleet("provider", 1)
+    access = await admitted(fleet, store, 0)
+    await post(access)
+    os.kill(fleet.processes[0].pid, signal.SIGKILL)
+    [turn] = await fleet.seal("r0")  # asks the next process
+    counts = fleet.counters("r0")
+    assert (turn.ordinal, counts.answered, counts.restarts) == (0, 1, 1)
+    assert (await post(access))[0] == 409
+
+
+async def test_a_process_that_does_not_start_is_said_and_none_is_left(open_fleet):
+    with pytest.raises(InfrastructureError, match=r"process 1/2 did not start: it ended with status 3"):
+        await open_fleet("broken", 2)
