@@ -73,6 +73,11 @@ class RolloutTable(Table):
     workflow: str = Field("", description="Class to use when the entrypoint holds several workflows.")
     grader: str = Field("", description="Class to use when the entrypoint holds several graders.")
     max_concurrent: int = Field(64, ge=1, description="Rollouts in flight at once.")
+    gateway_workers: int = Field(
+        1,
+        ge=1,
+        description="Processes that answer LLM calls, each rollout's by one; more than one with [llm] only.",
+    )
     agent_timeout_seconds: float = Field(450.0, gt=0, description="Deadline of one run() call.")
     grader_timeout_seconds: float = Field(150.0, gt=0, description="Deadline of one grade() call.")
     retries: int = Field(
@@ -324,6 +329,12 @@ def _read(path: Path) -> str:
         raise ConfigError([f"{path}: cannot be read as UTF-8 text: {error}"]) from error
 
 
+NEEDS_LLM = (
+    "needs [llm]: a policy is sampled by the engine in the run's own process, and only the gateway there can "
+    "ask it. Leave it out."
+)
+
+
 def _cross_checks(file: TomlFile, tables: Mapping[str, Any]) -> Iterator[Finding]:
     """What no table can say for itself. Values may still be of any type: their own findings come beside."""
     if not _table(tables, "run").get("name") and not re.fullmatch(NAME, file.path.stem):
@@ -332,6 +343,7 @@ def _cross_checks(file: TomlFile, tables: Mapping[str, Any]) -> Iterator[Finding
         yield COMMAND_LINE, f"{name} {rule}"
     if "rollout" in tables:
         yield from _entrypoint_or_url(file, _table(tables, "rollout"))
+        yield from _several_gateways(file, tables)
     if "llm" in tables and "policy" in tables:
         yield file.finding(
             ["policy"],

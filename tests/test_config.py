@@ -26,7 +26,7 @@ script = "model.py:answer"
 KEYS = {
     "run": "name seed",
     "rollout": "entrypoint url api_key_env protocol grader_entrypoint gateway_host debug_dir workflow "
-    "grader max_concurrent agent_timeout_seconds grader_timeout_seconds retries",
+    "grader max_concurrent gateway_workers agent_timeout_seconds grader_timeout_seconds retries",
     "dataset": "path limit offset rows sample seed",
     "llm": "model base_url api_key_env script timeout_seconds retries replay "
     "input_price output_price cached_input_price",

@@ -67,13 +67,16 @@ CONCRETE = {
     "providers.litellm": {"controller.external_model"},
     "providers.replay": {"controller.external_model"},
     "providers.scripted": {"controller.external_model"},
-    "store.sqlite": {"controller.opening", "cli.exchange", "cli.options", "cli.policy", "cli.runs"},
-    "gateway.app": {
+    "store.sqlite": {
         "controller.opening",
-        "controller.dispatch",
-        "controller.flight",
-        "controller.judging",
+        "controller.gateway_worker",
+        "cli.exchange",
+        "cli.options",
+        "cli.policy",
+        "cli.runs",
     },
+    "gateway.app": {"controller.opening", "controller.judging"},
+    "gateway.fleet": {"controller.opening", "controller.fleet"},
 }
 HEAVY = {
     "agents", "aiohttp", "fastapi", "litellm", "matplotlib", "numpy", "pandas", "peft", "starlette",

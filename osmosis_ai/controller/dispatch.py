@@ -19,7 +19,7 @@ from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.controller.storm import Storm
-from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.base import RolloutGateway
 from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.store.base import Store
 from osmosis_ai.types import RETRIED, Group, Rollout, Row, Status
@@ -69,7 +69,7 @@ class Dispatcher:
     def __init__(
         self,
         server: RolloutServer,
-        gateway: Gateway,
+        gateway: RolloutGateway,
         callbacks: Callbacks,
         store: Store,
         settings: DispatchSettings,

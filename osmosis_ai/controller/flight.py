@@ -15,10 +15,11 @@ from osmosis_ai.controller.results import INTERNAL, NO_REWARD, failed_status, fi
 from osmosis_ai.controller.rollout_server import Body, Order, RolloutServer, WorkflowRefusedError
 from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, START_TIMEOUT_SECONDS, ServerDiedError
 from osmosis_ai.errors import InfrastructureError, OsmosisError, StoreError
-from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.base import Access, RolloutGateway
 from osmosis_ai.gateway.budget import Budget
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.capture import CallCounts, CallFailure
+from osmosis_ai.gateway.terms import Terms
 from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.store.base import Store
 from osmosis_ai.types import Rollout, Row, Sample, Status
@@ -28,6 +29,7 @@ STATUS_OF = {  # who could not serve a call -> what the rollout that failed for 
     "model": Status.MODEL_ERROR,
     "provider": Status.PROVIDER_ERROR,
     "engine": Status.INFRASTRUCTURE,
+    "gateway": Status.INFRASTRUCTURE,
     "store": Status.INFRASTRUCTURE,
 }
 DEATH_NOTICE_SECONDS = 1.0  # after a broken connection, to see whether the server's process has ended
@@ -69,7 +71,7 @@ class Deck:
     """The parts that every flight of a dispatcher works with."""
 
     server: RolloutServer
-    gateway: Gateway
+    gateway: RolloutGateway
     callbacks: Callbacks
     store: Store
     settings: DispatchSettings
@@ -104,18 +106,9 @@ class Flight:
 
     async def fly(self) -> Rollout:
         rollout_id, server = self._rollout.rollout_id, self._deck.server
-        llm_key = self._deck.gateway.admit(
-            rollout_id,
-            seed=place_seed(self._deck.settings.seed, self._place),
-            sampling=self._deck.settings.sampling,
-            budget=self._deck.settings.budget,
-            expires_seconds=self._deck.settings.longest_seconds,
-            sample_id=server.sample_id,
-            alias=server.name_of(rollout_id),
-            awaits_tools=server.one_result,
-        )
         try:
-            await self._launch_and_wait(self._order(llm_key, self._expect(llm_key)))
+            access = await self._deck.gateway.admit(rollout_id, self._terms())
+            await self._launch_and_wait(self._order(access, self._expect(access.key)))
         except asyncio.CancelledError:
             await self._land(Status.CANCELLED, "the run was stopped while the rollout was running")
             await server.cancel(self._deck.http, server.name_of(rollout_id))
@@ -135,6 +128,18 @@ class Flight:
                 await self._deck.judging.close(rollout_id)
         return self._rollout
 
+    def _terms(self) -> Terms:
+        settings, server = self._deck.settings, self._deck.server
+        return Terms(
+            seed=place_seed(settings.seed, self._place),
+            sampling=settings.sampling,
+            budget=settings.budget,
+            expires_at=time.time() + settings.longest_seconds,
+            sample_id=server.sample_id,
+            alias=server.name_of(self._rollout.rollout_id),
+            awaits_tools=server.one_result,
+        )
+
     def _expect(self, llm_key: str) -> str:
         """Listen for the callbacks; returns their key."""
         rollout_id, callbacks = self._rollout.rollout_id, self._deck.callbacks
@@ -150,7 +155,7 @@ class Flight:
         life.watch(self._server_ended)
         try:
             tools = await self._deck.server.launch(self._deck.http, order)
-            self._deck.gateway.offer_tools(order.rollout_id, tools)
+            await self._deck.gateway.offer_tools(order.rollout_id, tools)
             await self._wait()
         except OSError:
             await self._until_over(DEATH_NOTICE_SECONDS)
@@ -206,14 +211,14 @@ class Flight:
         what = f"{who} ended the process that it ran in, with status {error.status}; nothing else ran there."
         return status, f"{what}\n{self._deck.server.log_tail()}"
 
-    def _order(self, llm_key: str, callback_key: str) -> Order:
+    def _order(self, access: Access, callback_key: str) -> Order:
         settings = self._deck.settings
         return Order(
             self._rollout.rollout_id,
             self._deck.server.name_of(self._rollout.rollout_id),
             self._place.row,
-            self._deck.gateway.base_url,
-            llm_key,
+            access.base_url,
+            access.key,
             callback_key,
             settings.agent_timeout_seconds,
             settings.grader_timeout_seconds,
@@ -277,6 +282,8 @@ class Flight:
             status, message = Status.OVER_BUDGET, counts.over_budget
         elif status is Status.WORKFLOW_ERROR and failure is not None:
             status, message = STATUS_OF[failure.kind], f"{failure.kind}: {failure.message}"
+        elif status is Status.WORKFLOW_ERROR and counts.restarts:
+            status, message = Status.INFRASTRUCTURE, f"its gateway was started again meanwhile: {message}"
         if status is Status.WORKFLOW_TIMEOUT:
             message += f". {self._calls_so_far()}"
         await self._land(status, message or "the workflow failed")

@@ -4,50 +4,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import asdict
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.config import Config
-from osmosis_ai.controller.opening import open_provider
-from osmosis_ai.errors import UsageError
-from osmosis_ai.gateway.process import Recipe
+from osmosis_ai.config import LlmTable
+from osmosis_ai.controller.external_model import open_external_model
+from osmosis_ai.controller.fleet import report_of
+from osmosis_ai.gateway.forward import Forward
 from osmosis_ai.gateway.targets import ProviderTarget
 from osmosis_ai.gateway.worker import Parts, serve
-from osmosis_ai.providers.base import Provider
 from osmosis_ai.store.sqlite import SqliteStore
-
-
-def recipe(config: Config, database: Path, log_path: Path) -> Recipe:
-    """How the gateway processes of a run are made."""
-    parts = {
-        "database": str(database),
-        "source": str(config.source.absolute()),
-        "config": config.model_dump_json(),
-    }
-    return Recipe([sys.executable, "-m", "osmosis_ai.controller.gateway_worker"], parts, log_path)
 
 
 @asynccontextmanager
 async def open_parts(request: dict[str, Any]) -> AsyncIterator[Parts]:
-    """The store, and the provider that the config names."""
-    config = Config.model_validate_json(request["config"])
-    config._source = Path(request["source"])
-    if config.llm is None:
-        raise UsageError("a gateway process answers with an external model: the config has no [llm]")
-    provider = open_provider(config.llm, config)
-    store = SqliteStore(request["database"])
-    try:
-        yield Parts(ProviderTarget(provider), store, lambda: _state_of(provider))
-    finally:
-        await provider.close()
-        await store.close()
-
-
-def _state_of(provider: Provider) -> dict[str, Any]:
-    state = provider.state()
-    return {**asdict(state), "down": None if state.down is None else str(state.down)}
+    """The store, and the provider that `[llm]` names."""
+    llm = LlmTable.model_validate(request["llm"])
+    async with AsyncExitStack() as stack:
+        store = SqliteStore(request["database"])
+        stack.push_async_callback(store.close)
+        folder = Path(request["folder"])
+        provider = await open_external_model(llm, folder, store, most=request["most"])
+        stack.push_async_callback(provider.close)
+        forward = Forward(request["callbacks_url"])
+        stack.push_async_callback(forward.close)
+        yield Parts(ProviderTarget(provider), store, lambda: report_of(provider), forward)
 
 
 if __name__ == "__main__":

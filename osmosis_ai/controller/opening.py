@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.config import Config, JudgeTable, PolicyTable
+from osmosis_ai.config import NEEDS_LLM, Config, JudgeTable, PolicyTable
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.dispatch import Dispatcher
 from osmosis_ai.controller.external_model import from_environment, open_external_model, open_provider
+from osmosis_ai.controller.fleet import FleetProvider, recipe
 from osmosis_ai.controller.flight import DispatchSettings
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.identity import changes_of, refuse_changes, refuse_kind, run_identity
@@ -28,8 +29,10 @@ from osmosis_ai.datasets import Dataset, Selection, open_dataset
 from osmosis_ai.engine.base import Engine, EngineInfo, EngineSpec
 from osmosis_ai.errors import OsmosisError, StoreError, UsageError
 from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.base import InProcess, RolloutGateway
 from osmosis_ai.gateway.budget import Budget
 from osmosis_ai.gateway.call import SamplingDefaults
+from osmosis_ai.gateway.fleet import Fleet
 from osmosis_ai.gateway.render import TemplateRenderer
 from osmosis_ai.gateway.targets import PolicyTarget, ProviderTarget, Target
 from osmosis_ai.providers.base import Provider
@@ -166,9 +169,10 @@ async def open_rollouts(
 ) -> AsyncIterator[Rollouts]:
     """Start engine or provider, gateway and the user's server; stop them in reverse.
 
-    `provider` answers instead of what the config names; `through` stands before whoever answers.
+    `provider` answers instead of what the config names; `through` stands before whoever answers. With one of
+    them the gateway is in this process, whatever `rollout.gateway_workers` says.
     """
-    config = run.config
+    config, stepped = run.config, provider is not None or through is not None
     rows = read_rows(config)
     async with AsyncExitStack() as stack:
         server = await _open_server(run, notify)
@@ -185,9 +189,12 @@ async def open_rollouts(
         grading = await _open_grading(run, stack, server)
         judging = await _open_judging(run, stack, server)
         callbacks = Callbacks()
-        gateway = Gateway(target, run.store, extra_routes=callbacks)
-        await gateway.start(config.rollout.gateway_host)
-        stack.push_async_callback(gateway.stop)
+        own = Gateway(target, run.store, extra_routes=callbacks)
+        await own.start(config.rollout.gateway_host)
+        stack.push_async_callback(own.stop)
+        gateway: RolloutGateway = InProcess(own)
+        if config.rollout.gateway_workers > 1 and not stepped:
+            gateway, provider = await _open_fleet(run, stack, own, provider)
         settings = dispatch_settings(config, training=training)
         dispatcher = Dispatcher(server, gateway, callbacks, run.store, settings, grading, judging)
         stack.push_async_callback(dispatcher.close)
@@ -212,6 +219,24 @@ async def _open_server(run: OpenRun, notify: Notify) -> RolloutServer:
     key = "" if not table.api_key_env else from_environment("rollout.api_key_env", table.api_key_env)
     address = Address(table.url.rstrip("/"), key)
     return await connect(address, table.protocol, config.workflow, config.sampling.model_dump())
+
+
+async def _open_fleet(
+    run: OpenRun, stack: AsyncExitStack, own: Gateway, provider: Provider | None
+) -> tuple[Fleet, Provider]:
+    """The gateway processes of the run, and what stands for the providers in them.
+
+    Callbacks that come to them reach the controller at `own`.
+    """
+    config, count = run.config, run.config.rollout.gateway_workers
+    if provider is None:
+        raise UsageError(f"rollout.gateway_workers = {count} {NEEDS_LLM}")
+    log_path = run.folder / "gateway.log"
+    how = recipe(config, run.workspace.database, log_path, callbacks_url=own.base_url)
+    fleet = Fleet(run.store, how, count)
+    stack.push_async_callback(fleet.stop)
+    await fleet.start(config.rollout.gateway_host)
+    return fleet, FleetProvider(provider, fleet)
 
 
 async def _open_grading(run: OpenRun, stack: AsyncExitStack, server: RolloutServer) -> Grading | None:

@@ -25,7 +25,7 @@ from osmosis_ai.gateway.capture import CallCounts, OpenRollout
 from osmosis_ai.gateway.dialects import COUNTING, DIALECTS, chat
 from osmosis_ai.gateway.dialects.base import Dialect
 from osmosis_ai.gateway.exchange import Exchange
-from osmosis_ai.gateway.identity import Admission, Registry
+from osmosis_ai.gateway.identity import Admission, Registry, named_in
 from osmosis_ai.gateway.restoring import Restoring
 from osmosis_ai.gateway.retries import Attempt, fingerprint
 from osmosis_ai.gateway.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, Connection, HttpServer, Request
@@ -207,7 +207,8 @@ class Gateway:
 
     async def _restored(self, arrived: Arrived, restoring: Restoring, key_digest: bytes) -> None:
         try:
-            await restoring.by_key(key_digest)
+            named = arrived.route.rollout_id or named_in(arrived.request.headers)
+            await restoring.by_key(key_digest, named)
         except StoreError as error:
             refusal = Refusal(503, f"the rollout could not be looked up: {error}", code="store_error")
             return send_refusal(arrived.connection, refusal, arrived.route.dialect)

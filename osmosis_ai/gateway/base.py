@@ -58,7 +58,7 @@ class InProcess:
             seed=terms.seed,
             sampling=terms.sampling,
             max_turns=terms.max_turns,
-            token_budget=terms.token_budget,
+            budget=terms.budget,
             expires_seconds=expires,
             sample_id=terms.sample_id,
             alias=terms.alias,
@@ -70,7 +70,10 @@ class InProcess:
         self._gateway.offer_tools(rollout_id, tools)
 
     async def seal(self, rollout_id: str) -> list[Turn]:
-        return await self._gateway.seal(rollout_id)
+        try:
+            return await self._gateway.seal(rollout_id)
+        except KeyError:
+            return []
 
     def counters(self, rollout_id: str) -> CallCounts:
         return self._gateway.counters(rollout_id)

@@ -164,7 +164,7 @@ class Registry:
 
     def identify(self, headers: Mapping[bytes, bytes], id_in_path: str | None) -> tuple[Admission, str]:
         """The rollout and the sample id of a call. Raises Refusal with 401, 403, 409 or 400."""
-        id_in_header = _header(headers, b"x-rollout-id")
+        id_in_header = named_in(headers)
         admission = self._by_its_key(headers, id_in_path or id_in_header)
         rollout = admission.rollout
         try:
@@ -215,6 +215,11 @@ _KEY_PROBLEMS = {
         "Authorization and x-api-key carry different keys. Send the api_key of the RolloutContext in one"
     ),
 }
+
+
+def named_in(headers: Mapping[bytes, bytes]) -> str:
+    """The rollout that the headers name; empty: none."""
+    return _header(headers, b"x-rollout-id")
 
 
 def _sample_id(headers: Mapping[bytes, bytes], default: str) -> str:

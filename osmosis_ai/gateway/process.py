@@ -133,6 +133,8 @@ class GatewayProcess:
             status = await _end(process)
             what = ready.get("error") or f"it ended with status {status}; see {self._recipe.log_path}"
             raise InfrastructureError(f"gateway process {self.name} did not start: {what}")
+        if self._stopping:  # meanwhile
+            writer.close()
         self._life = _Life(process, reader, writer, time.monotonic())
         self._alive.set()
 

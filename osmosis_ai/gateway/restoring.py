@@ -39,9 +39,16 @@ class Restoring:
         self._rollouts = rollouts
         self._underway: dict[str, asyncio.Task[None]] = {}
 
-    async def by_key(self, key_digest: bytes) -> None:
-        """Take up the rollout of a key, if this gateway has one. Raises StoreError."""
-        await self._take_up(await self._admissions.by_key(key_digest))
+    async def by_key(self, key_digest: bytes, named: str = "") -> None:
+        """Take up the rollout of a key, if this gateway has one. Raises StoreError.
+
+        A key that opens nothing is counted at the rollout that the call names: then that one is taken up.
+        """
+        record = await self._admissions.by_key(key_digest)
+        if record is not None or not named:
+            await self._take_up(record)
+        else:
+            await self.by_rollout(named)
 
     async def by_rollout(self, rollout_id: str) -> None:
         """The same by its id."""

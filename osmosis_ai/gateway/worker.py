@@ -22,6 +22,7 @@ from typing import Any
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.asgi import ASGIApp
 from osmosis_ai.gateway.targets import Target
 from osmosis_ai.store.base import Store
 
@@ -37,6 +38,7 @@ class Parts:
     target: Target
     store: Store
     report: Callable[[], Message]  # said with each answer: how the provider does
+    extra_routes: ASGIApp | None = None  # for what is no LLM call
 
 
 OpenParts = Callable[[Message], AbstractAsyncContextManager[Parts]]
@@ -50,7 +52,9 @@ async def serve(channel_fd: int, open_parts: OpenParts) -> None:
     request = json.loads(await reader.readline())
     try:
         async with open_parts(request["parts"]) as parts:
-            gateway = Gateway(parts.target, parts.store, restores=request["name"])
+            gateway = Gateway(
+                parts.target, parts.store, restores=request["name"], extra_routes=parts.extra_routes
+            )
             await gateway.start(listener=socket.socket(fileno=request["listener_fd"]))
             _say(writer, {"ready": True})
             await _answer_all(gateway, parts, reader, writer)

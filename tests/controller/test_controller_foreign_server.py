@@ -16,6 +16,7 @@ from osmosis_ai.controller.flight import DispatchSettings, Place
 from osmosis_ai.controller.rollout_server import Life
 from osmosis_ai.controller.user_server import UserCode, UserServer
 from osmosis_ai.gateway.app import Gateway
+from osmosis_ai.gateway.base import InProcess
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.gateway.targets import ProviderTarget
 from osmosis_ai.providers.scripted import ScriptedProvider
@@ -80,7 +81,8 @@ async def run_one(graded: dict[str, Any], folder: Path, **completed: Any) -> Rol
         retries=0,
         sampling=SamplingDefaults(),
     )
-    dispatcher = Dispatcher(ForeignServer(completed, graded, folder), gateway, callbacks, store, settings)
+    server = ForeignServer(completed, graded, folder)
+    dispatcher = Dispatcher(server, InProcess(gateway), callbacks, store, settings)
     place = Place("x", 0, Row(0, [{"role": "user", "content": "hi"}]), "r0", 0)
     try:
         attempts = await asyncio.wait_for(dispatcher.run_all([place]), timeout=10)
