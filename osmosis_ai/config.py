@@ -374,6 +374,19 @@ def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _several_gateways(file: TomlFile, tables: Mapping[str, Any]) -> Iterator[Finding]:
+    """Who answers must be able to do so in several processes at once."""
+    workers = _table(tables, "rollout").get("gateway_workers")
+    if not isinstance(workers, int) or workers < 2:
+        return
+    what = f"rollout.gateway_workers = {workers}"
+    if "policy" in tables:
+        yield file.finding(["rollout", "gateway_workers"], f"{what} {NEEDS_LLM}")
+    elif _table(tables, "llm").get("model") == "replay":
+        why = "cannot answer a replay, which gives each recorded answer once and counts them in one process"
+        yield file.finding(["rollout", "gateway_workers"], f"{what} {why}. Leave it out.")
+
+
 def _entrypoint_or_url(file: TomlFile, rollout: Mapping[str, Any]) -> Iterator[Finding]:
     """The user's code is named once: by its file, or by the server that runs it."""
     entrypoint, url = rollout.get("entrypoint"), rollout.get("url")

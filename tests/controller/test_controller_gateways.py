@@ -61,7 +61,7 @@ async def test_a_run_goes_on_when_its_gateway_processes_are_killed(tmp_path: Pat
         ),
         (
             '[llm]\nmodel = "replay"\nreplay = "x"',
-            "cannot answer a replay, which gives each recorded answer once",
+            "cannot answer a replay",
         ),
     ],
 )
