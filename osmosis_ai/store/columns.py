@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import dataclass
@@ -12,8 +11,15 @@ import apsw
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.store.base import Amendment, RolloutFilter, RunRecord, RunSummary
-from osmosis_ai.store.native import Columns
-from osmosis_ai.store.packing import digest, pack_ids, pack_logprobs, to_json, unpack_ids, unpack_logprobs
+from osmosis_ai.store.packing import (
+    Content,
+    digest,
+    pack_ids,
+    pack_logprobs,
+    to_json,
+    unpack_ids,
+    unpack_logprobs,
+)
 from osmosis_ai.types import Message, Rollout, Sample, Status, Turn
 
 
@@ -30,20 +36,6 @@ class PackedTurn:
     completion_ids: bytes
     logprobs: bytes
     call: str | None
-    native: Columns  # wire, sent, answered
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A message or a list of tools: stored once, found by the hash of its JSON."""
-
-    json: str
-    hash: bytes
-
-    @classmethod
-    def of(cls, value: object) -> Content:
-        text = to_json(value)
-        return cls(text, hashlib.sha256(text.encode()).digest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +71,7 @@ class PackedSample:
     metrics: str
 
 
-def pack_turn(turn: Turn, parent: RecordedTurn | None, call: str | None, native: Columns) -> PackedTurn:
+def pack_turn(turn: Turn, parent: RecordedTurn | None, call: str | None) -> PackedTurn:
     name = f"turn {turn.ordinal} of rollout {turn.rollout_id!r}"
     if len(turn.logprobs) != len(turn.completion_ids):
         raise StoreError(
@@ -97,7 +89,6 @@ def pack_turn(turn: Turn, parent: RecordedTurn | None, call: str | None, native:
             completion_ids=pack_ids(turn.completion_ids),
             logprobs=pack_logprobs(turn.logprobs),
             call=call,
-            native=native,
         )
     except StoreError as error:
         raise StoreError(f"{name} cannot be stored: {error}") from error
@@ -136,8 +127,12 @@ INSERT_NEXT_TURN = (
     "AND (SELECT coalesce(max(ordinal) + 1, 0) FROM turn WHERE rollout_id = ?1) = ?2"
 )
 NATIVES = (
-    "SELECT ordinal, sample_id, wire, sent, answered FROM turn "
+    "SELECT ordinal, sample_id, wire, sent, answered, messages, response FROM turn "
     "WHERE rollout_id = ? AND sent IS NOT NULL ORDER BY ordinal"
+)
+MESSAGES_OF_ROLLOUT = (
+    "SELECT id, json FROM message WHERE id IN (SELECT value FROM turn, json_each(turn.messages) "
+    "WHERE rollout_id = ?1 UNION ALL SELECT response FROM turn WHERE rollout_id = ?1)"
 )
 _AMONG = "IN (SELECT value FROM json_each(?))"
 

@@ -7,32 +7,91 @@ A conversation is sent again with every call, so a body begins and ends like the
     kept     the first 45 and the last 17 bytes of turn 0, and what stands between them in turn 1:
              ,{"role":"assistant","content":"6"}
 
-A packed body is 4 bytes head, 4 bytes tail (little-endian), and the piece between them, deflated.
+Of the piece between them, the texts of messages are not kept again: the database has each message once.
+
+    message 1 of turn 0   {"role":"user","content":"a long question"}
+    piece                 {"role": "user", "content": "a long question", "name": null}
+    kept                  {"role": "user", "content": "  <text of message 1>  ", "name": null}
+
+A packed body is 4 bytes head, 4 bytes tail, 4 bytes number of texts; for each text 4 bytes of what is kept
+before it and 4 bytes number of its message (all little-endian); and what is kept, deflated where it is long.
 """
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from osmosis_ai.store.base import Native
+from osmosis_ai.store.packing import Content
+from osmosis_ai.types import Turn
 
-_LENGTHS = struct.Struct("<II")
+_HEAD = struct.Struct("<III")
+_TEXT = struct.Struct("<II")
 LEVEL = 1  # of zlib: JSON shrinks to a third at once, higher levels cost more than they gain
+DEFLATED_FROM = 512  # bytes; below, what zlib saves is little beside the row, and costs more than all else
+SHORTEST_TEXT = 32  # bytes that are worth a reference
+
+Texts = Sequence[tuple[int, bytes]]  # numbers of messages, and their JSON
 
 
-def pack_body(body: bytes, before: bytes) -> bytes:
-    """The body as its difference to the one before it; b"" before means that it stands alone."""
+def pack_body(body: bytes, before: bytes, texts: Texts = ()) -> bytes:
+    """The body as its difference to the one before it; b"" before means that it stands alone.
+
+    `texts` are messages whose texts stand in it in this order, perhaps.
+    """
     head = _common_start(body, before)
     tail = _common_end(body, before, min(len(body), len(before)) - head)
-    return _LENGTHS.pack(head, tail) + zlib.compress(body[head : len(body) - tail], LEVEL)
+    place, end = head, len(body) - tail
+    kept, references = [], []
+    for number, message in texts:
+        text = text_of(message)
+        found = body.find(text, place, end) if len(text) >= SHORTEST_TEXT else -1
+        if found >= 0:
+            references.append(_TEXT.pack(found - place, number))
+            kept.append(body[place:found])
+            place = found + len(text)
+    kept.append(body[place:end])
+    return b"".join([_HEAD.pack(head, tail, len(references)), *references, _deflated(b"".join(kept))])
 
 
-def unpack_body(packed: bytes, before: bytes) -> bytes:
-    """What was packed, byte for byte."""
-    head, tail = _LENGTHS.unpack_from(packed)
-    return before[:head] + zlib.decompress(packed[_LENGTHS.size :]) + before[len(before) - tail :]
+def unpack_body(packed: bytes, before: bytes, messages: Sequence[bytes] = ()) -> bytes:
+    """What was packed, byte for byte; `messages` are the JSON of those that it refers to, by number."""
+    head, tail, num_texts = _HEAD.unpack_from(packed)
+    end = _HEAD.size + num_texts * _TEXT.size
+    kept, place = _inflated(packed[end:]), 0
+    parts = [before[:head]]
+    for size, number in _TEXT.iter_unpack(packed[_HEAD.size : end]):
+        parts += kept[place : place + size], text_of(messages[number])
+        place += size
+    return b"".join([*parts, kept[place:], before[len(before) - tail :]])
+
+
+def text_of(message: bytes) -> bytes:
+    """The text inside a message's JSON, as JSON writes it; b"" where it has none that is easy to find.
+
+    b'{"role":"user","content":"2*3?"}' -> b'2*3?'
+    """
+    start = message.find(_TEXT_START)
+    if start < 0 or not message.endswith(b'"}'):
+        return b""
+    end = message.rfind(_TOOL_CALL_ID)
+    return message[start + len(_TEXT_START) : end if end >= 0 else -2]
+
+
+_TEXT_START = b'"content":"'
+_TOOL_CALL_ID = b'","tool_call_id":"'
+
+
+def _deflated(data: bytes) -> bytes:
+    return b"\0" + data if len(data) < DEFLATED_FROM else b"\1" + zlib.compress(data, LEVEL)
+
+
+def _inflated(data: bytes) -> bytes:
+    return zlib.decompress(data[1:]) if data[:1] == b"\1" else data[1:]
 
 
 def _common_start(a: bytes, b: bytes) -> int:
@@ -70,12 +129,17 @@ class Bodies:
     def __init__(self) -> None:
         self._latest: dict[str, dict[str, bytes]] = {}  # rollout id -> sample id -> body
 
-    def pack(self, rollout_id: str, sample_id: str, native: Native | None) -> Columns:
+    def pack(
+        self, turn: Turn, native: Native | None, known: int, new: Sequence[Content], response: Content
+    ) -> Columns:
+        """The columns of a turn whose first `known` messages are in the database, with these behind them."""
         if native is None:
             return None, None, None
-        before = self._latest.get(rollout_id, {}).get(sample_id, b"")
-        answered = zlib.compress(native.answered, LEVEL) if native.answered else b""
-        return native.wire, pack_body(native.sent, before), answered
+        before = self._latest.get(turn.rollout_id, {}).get(turn.sample_id, b"")
+        texts = [(known + i, content.json.encode()) for i, content in enumerate(new)]
+        answer = [(0, response.json.encode())]
+        answered = pack_body(native.answered, b"", answer) if native.answered else b""
+        return native.wire, pack_body(native.sent, before, texts), answered
 
     def stored(self, rollout_id: str, sample_id: str, native: Native | None) -> None:
         """It is on disk now, so that the next may lean on it."""
@@ -86,11 +150,16 @@ class Bodies:
         self._latest.pop(rollout_id, None)
 
 
-def read_natives(turns: Iterable[tuple[int, str, str, bytes, bytes]]) -> dict[int, Native]:
-    """(ordinal, sample id, wire, sent, answered) of a rollout's turns that have them, in order -> calls."""
+Row = tuple[Any, ...]  # ordinal, sample id, wire, sent, answered, ids of messages, id of response
+
+
+def read_natives(rows: Iterable[Row], messages: Mapping[int, str]) -> dict[int, Native]:
+    """The calls of a rollout by ordinal, from its turns in order and the JSON of their messages by id."""
     latest: dict[str, bytes] = {}
     natives = {}
-    for ordinal, sample_id, wire, sent, answered in turns:
-        latest[sample_id] = unpack_body(sent, latest.get(sample_id, b""))
-        natives[ordinal] = Native(wire, latest[sample_id], zlib.decompress(answered) if answered else b"")
+    for ordinal, sample_id, wire, sent, answered, message_ids, response in rows:
+        texts = [messages[message_id].encode() for message_id in json.loads(message_ids)]
+        latest[sample_id] = unpack_body(sent, latest.get(sample_id, b""), texts)
+        answer = unpack_body(answered, b"", [messages[response].encode()]) if answered else b""
+        natives[ordinal] = Native(wire, latest[sample_id], answer)
     return natives

@@ -7,6 +7,7 @@ import json
 import sys
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -86,6 +87,19 @@ def to_json(value: object) -> str:
     except TypeError:
         pass  # a big integer, half a surrogate pair, or no JSON at all
     return _to_json_slowly(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A message or a list of tools: stored once, found by the hash of its JSON."""
+
+    json: str
+    hash: bytes
+
+    @classmethod
+    def of(cls, value: object) -> Content:
+        text = to_json(value)
+        return cls(text, hashlib.sha256(text.encode()).digest())
 
 
 def _to_json_slowly(value: object) -> str:

@@ -4,4 +4,4 @@
 -- has one (store/native.py); of several answers to one call, the first has it.
 ALTER TABLE turn ADD COLUMN wire TEXT;      -- which API: chat, completions, responses, messages
 ALTER TABLE turn ADD COLUMN sent BLOB;      -- the request's body
-ALTER TABLE turn ADD COLUMN answered BLOB;  -- deflated; what an external model answered, empty for the policy
+ALTER TABLE turn ADD COLUMN answered BLOB;  -- packed alike; what an external model answered, empty for the policy

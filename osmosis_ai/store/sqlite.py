@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
@@ -27,9 +27,9 @@ from osmosis_ai.store.admissions import SqliteAdmissions
 from osmosis_ai.store.base import Native, RolloutFilter, RunRecord, RunState, RunSummary, StepRecord
 from osmosis_ai.store.columns import (
     INSERT_NEXT_TURN,
+    MESSAGES_OF_ROLLOUT,
     NATIVES,
     RUN_COLUMNS,
-    Content,
     PackedSample,
     PackedTurn,
     RecordedTurn,
@@ -39,9 +39,9 @@ from osmosis_ai.store.columns import (
     read_run,
     read_summaries,
 )
-from osmosis_ai.store.native import Bodies, read_natives
+from osmosis_ai.store.native import Bodies, Columns, read_natives
 from osmosis_ai.store.outcomes import read_outcomes
-from osmosis_ai.store.packing import begin_digest, printable, to_json
+from osmosis_ai.store.packing import Content, begin_digest, printable, to_json
 from osmosis_ai.store.schema import open_readonly, open_writable
 from osmosis_ai.store.writer import Writer, store_error
 from osmosis_ai.types import Outcome, Rollout, Sample, Status, Turn
@@ -160,9 +160,9 @@ class SqliteStore:
         parent = None
         if turn.parent is not None:
             parent = self._recorded.get(turn.rollout_id, {}).get(turn.parent)
-        columns = self._bodies.pack(turn.rollout_id, turn.sample_id, native)
-        packed = pack_turn(turn, parent, call, columns)
-        recorded = await self._writer.write(lambda db: self._insert_turn(db, turn, packed, parent))
+        packed = pack_turn(turn, parent, call)
+        bodies = self._bodies.pack(turn, native, len(packed.known), packed.messages, packed.response)
+        recorded = await self._writer.write(lambda db: self._insert_turn(db, turn, packed, bodies, parent))
         # Only what is on disk is remembered, and of each rollout the latest, which most turns continue.
         self._bodies.stored(turn.rollout_id, turn.sample_id, native)
         latest = self._recorded.setdefault(turn.rollout_id, {})
@@ -242,7 +242,8 @@ class SqliteStore:
 
     async def natives(self, rollout_id: str) -> dict[int, Native]:
         def work(db: apsw.Connection) -> dict[int, Native]:
-            return read_natives(db.execute(NATIVES, (rollout_id,)))
+            messages: list[Any] = db.execute(MESSAGES_OF_ROLLOUT, (rollout_id,)).fetchall()
+            return read_natives(db.execute(NATIVES, (rollout_id,)), dict(messages))
 
         return await self._read(work)
 
@@ -284,7 +285,12 @@ class SqliteStore:
     # --- inside a write -----------------------------------------------------------------------------
 
     def _insert_turn(
-        self, db: apsw.Connection, turn: Turn, packed: PackedTurn, parent: RecordedTurn | None
+        self,
+        db: apsw.Connection,
+        turn: Turn,
+        packed: PackedTurn,
+        bodies: Columns,
+        parent: RecordedTurn | None,
     ) -> RecordedTurn:
         name = f"turn {turn.ordinal} of rollout {turn.rollout_id!r}"
         shared, tokens_digest = _prove_parent(db, turn, packed, parent, name)
@@ -314,7 +320,7 @@ class SqliteStore:
             turn.malformed_tool_calls,
             turn.latency_ms,
             packed.call,
-            *packed.native,
+            *bodies,
         )
         db.execute(INSERT_NEXT_TURN, values)
         if db.changes() == 0:
