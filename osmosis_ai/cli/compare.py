@@ -26,7 +26,7 @@ DATASET = click.option(
 )
 
 
-@click.command("compare", epilog="Example: osmosis eval compare before after --by kind")
+@click.command("compare", epilog="Example: osmosis eval compare hello second --by items")
 @click.argument("first")
 @click.argument("second")
 @click.option("--by", "column", help="Split by this metadata column of the dataset.")

@@ -16,7 +16,7 @@ from osmosis_ai.datasets import Dataset, Selection, open_dataset
 FILE = click.argument("file", type=click.Path(path_type=Path))
 
 
-@click.command(epilog="Example: osmosis dataset validate examples/calculator/data/heldout.jsonl")
+@click.command(epilog="Example: osmosis dataset validate data/orders.jsonl")
 @FILE
 @JSON
 def validate(file: Path, as_json: bool) -> None:
@@ -53,7 +53,7 @@ def _about(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-@click.command(epilog="Example: osmosis dataset preview examples/calculator/data/heldout.jsonl --rows 0,3")
+@click.command(epilog="Example: osmosis dataset preview data/orders.jsonl --rows 0,3")
 @FILE
 @click.option("--rows", metavar="3,7,10-20", help="These rows, counted from 0; else the first five.")
 @JSON

@@ -53,7 +53,7 @@ class Examined:
             self.lost.update(untrainable_tokens(rollout, counted_samples(rollout)))
 
 
-@click.command(epilog="Example: osmosis drift after")
+@click.command(epilog="Example: osmosis drift hello")
 @click.argument("run_id")
 @WORKSPACE
 @JSON

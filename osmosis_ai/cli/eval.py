@@ -42,7 +42,7 @@ class GoingOn:
             raise UsageError(f"--fresh starts a new run, {other} goes on with the old one: give one of them")
 
 
-@click.command(epilog="Example: osmosis eval run examples/calculator/record.toml --limit 20")
+@click.command(epilog="Example: osmosis eval run eval.toml --name second")
 @selection_options
 @click.option(
     "--accept-changes",

@@ -25,7 +25,7 @@ from osmosis_ai.types import Row
 FORMATS = ("jsonl", "atif", "parquet")
 
 
-@click.command("export", epilog="Example: osmosis runs export before --format jsonl -o before.jsonl")
+@click.command("export", epilog="Example: osmosis runs export hello --format jsonl -o hello.jsonl")
 @click.argument("run_id")
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="jsonl", show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The file to write.")
@@ -104,7 +104,7 @@ def _rows(run: RunRecord, dataset: Path | None, display: Display) -> dict[int, R
         return {}
 
 
-@click.command("import", epilog="Example: osmosis runs import before.jsonl --workspace elsewhere")
+@click.command("import", epilog="Example: osmosis runs import hello.jsonl --workspace elsewhere")
 @click.argument("path", type=click.Path(path_type=Path))
 @WORKSPACE
 @JSON

@@ -33,7 +33,7 @@ SHOWN_FAILURES = 3
 SHOWN_CHANGES = 12
 
 
-@click.command("grade", epilog="Example: osmosis eval grade before --grader graders.py:Lenient")
+@click.command("grade", epilog="Example: osmosis eval grade hello --grader agent.py:OrderGrader")
 @click.argument("run_id")
 @click.option("--grader", required=True, metavar="FILE.py:CLASS", help="The grader; CLASS if it has several.")
 @click.option("--name", help="Name of the new run; RUN-CLASS without it.")

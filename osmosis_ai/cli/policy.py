@@ -16,7 +16,7 @@ from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Message, ToolSchema
 
 
-@click.command(epilog="Example: osmosis policy new policies/start --from-run record")
+@click.command(epilog="Example: osmosis policy new policy --from-run hello")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--from-run", help="Fit the tokenizer to the conversations of this stored run.")
 @click.option(

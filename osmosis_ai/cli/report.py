@@ -16,7 +16,7 @@ from osmosis_ai.eval.report.content import Content, read_content
 from osmosis_ai.eval.report.page import page
 
 
-@click.command(epilog="Example: osmosis report before > before.html")
+@click.command(epilog="Example: osmosis report hello > hello.html")
 @click.argument("run_id")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write here instead of standard output."

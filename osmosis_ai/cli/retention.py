@@ -23,7 +23,7 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say which runs woul
 DAYS = {"d": 1.0, "w": 7.0, "m": 30.0, "y": 365.0}
 
 
-@click.command(epilog="Example: osmosis runs delete before-2 --dry-run")
+@click.command(epilog="Example: osmosis runs delete second --dry-run")
 @click.argument("run_ids", metavar="RUN_ID...", nargs=-1, required=True)
 @YES
 @DRY_RUN

@@ -47,7 +47,7 @@ def _summary_line(summary: RunSummary) -> str:
     return f"{run.run_id:<28} {run.kind:<6} {run.state:<12} {when}{step}{reward}  {counts}"
 
 
-@click.command(epilog="Example: osmosis runs show before --row 3")
+@click.command(epilog="Example: osmosis runs show hello --row 3")
 @click.argument("run_id")
 @click.option("--row", type=int, help="The rollouts of one row, in full.")
 @click.option("--step", type=int, help="Only rollouts of this step.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LEVELS = ["debug", "info", "warning", "error", "critical"]
 
 
-@click.command(epilog="Example: osmosis serve -m server:agent_loop --log ./logs")
+@click.command(epilog="Example: osmosis serve agent.py --port 0")
 @code_options
 @click.option("-H", "--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("-p", "--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="0: any.")

@@ -60,7 +60,7 @@ class Model:
         return {}
 
 
-@click.command(epilog="Example: osmosis test -m server:agent_loop -d data.jsonl --be-the-model")
+@click.command(epilog="Example: osmosis test agent.py -d data/orders.jsonl --script model.py:answer --row 3")
 @code_options
 @click.option("-d", "--dataset", required=True, help="JSONL or CSV file.")
 @click.option("--model", help="Name of a model at --base-url.")

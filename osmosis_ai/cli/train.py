@@ -18,7 +18,7 @@ from osmosis_ai.store.base import StepRecord
 from osmosis_ai.store.workspace import Workspace
 
 
-@click.command(epilog="Example: osmosis train run examples/calculator/train.toml --set train.steps=10")
+@click.command(epilog="Example: osmosis train run train.toml --set train.steps=1")
 @click.option("--accept-changes", is_flag=True, hidden=True)  # of `eval run`: here it says why not
 @config_options
 def run(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from osmosis_ai.rollout.validator import ValidationResult
 
 
-@click.command(epilog="Example: osmosis validate agent.py --dataset data/rows.jsonl")
+@click.command(epilog="Example: osmosis validate agent.py --dataset data/orders.jsonl")
 @code_options
 @click.option("--grader", help="Class to use when the entrypoint holds several graders.")
 @click.option(
