@@ -136,11 +136,10 @@ async def _run_rollouts(opened: OpenRun, tally: Tally, retry: Collection[Status]
 
 def _storm(parts: Rollouts, budget: int | None, to_run: int) -> Storm:
     """When the run is stopped early, for failures that are not the workflow's or the grader's."""
-    provider = parts.provider
     return Storm(
         window=parts.dispatcher.window,
         budget=max(LEAST_BUDGET, to_run) if budget is None else budget,
-        down=lambda: None if provider is None else provider.state().down,
+        down=parts.down,
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from osmosis_ai.errors import StoreError
+from osmosis_ai.errors import ProviderDownError, StoreError
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.capture import CallFailure
 from osmosis_ai.gateway.targets import ProviderTarget
@@ -73,6 +73,11 @@ class Judging:
     async def stop(self) -> None:
         await self._gateway.stop()
         await self._provider.close()
+
+    @property
+    def down(self) -> ProviderDownError | None:
+        """Not None: its endpoint answers nothing at all."""
+        return self._provider.state().down
 
     def access(self) -> JudgeAccess:
         """For one rollout; the key opens nothing before `open`."""

@@ -27,7 +27,7 @@ from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.controller.user_server import UserCode, UserServer
 from osmosis_ai.datasets import Dataset, Selection, open_dataset
 from osmosis_ai.engine.base import Engine, EngineInfo, EngineSpec
-from osmosis_ai.errors import OsmosisError, StoreError, UsageError
+from osmosis_ai.errors import OsmosisError, ProviderDownError, StoreError, UsageError
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.base import InProcess, RolloutGateway
 from osmosis_ai.gateway.budget import Budget
@@ -149,6 +149,12 @@ class Rollouts:
     engine: Engine | None
     info: EngineInfo | None
     provider: Provider | None  # None: the policy answers
+    judging: Judging | None  # None: graders have nobody to ask
+
+    def down(self) -> ProviderDownError | None:
+        """The endpoint that answers nothing at all: the model's or the judge's. Rollouts could only fail."""
+        model = None if self.provider is None else self.provider.state().down
+        return model or (None if self.judging is None else self.judging.down)
 
 
 def read_rows(config: Config) -> Dataset:
@@ -199,7 +205,7 @@ async def open_rollouts(
         dispatcher = Dispatcher(server, gateway, callbacks, run.store, settings, grading, judging)
         stack.push_async_callback(dispatcher.close)
         await run.begin()
-        yield Rollouts(dispatcher, rows, engine, info, provider)
+        yield Rollouts(dispatcher, rows, engine, info, provider, judging)
 
 
 async def _open_server(run: OpenRun, notify: Notify) -> RolloutServer:

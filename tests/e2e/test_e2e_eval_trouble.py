@@ -43,3 +43,17 @@ def test_a_dead_endpoint_stops_the_run_early_with_its_name(tmp_path: Path):
     assert (rollouts[0]["state"], rollouts[0]["error"].startswith(f"{url} is down")) == ("failed", True)
     assert {line["status"] for line in rollouts[1:]} == {"provider_error"}
     assert len(rollouts) < 50  # of 500 rows, and each could be tried three times
+
+
+def test_a_dead_judge_stops_the_run_as_well(tmp_path: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        bench = Bench(tmp_path)
+        rows(bench, [("ok", "judged")] * 200)
+        judge = f'[judge]\nmodel = "gpt"\nbase_url = "{url}"\n'
+        bench.write("bad.toml", EVAL + judge, entrypoint=str(LEAN), script=f"{LEAN}:answer")
+        dead = bench.osmosis("eval", "run", "bad.toml", "--set", "rollout.max_concurrent=4", check=False)
+    assert dead.returncode == 4
+    [stopped] = [line for line in dead.stdout.splitlines() if line.startswith("stopped early: ")]
+    assert f"{url} is down: " in stopped
