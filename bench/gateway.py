@@ -628,7 +628,7 @@ def provider_target(options: argparse.Namespace) -> Any:
     from osmosis_ai.gateway.targets import ProviderTarget
     from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider
 
-    return ProviderTarget(OpenAICompatibleProvider(options.upstream + "/v1", "stub"))
+    return ProviderTarget(OpenAICompatibleProvider(options.upstream + "/v1", "stub", most=100_000))
 
 
 def _started(url: str, keys: list[str]) -> None:
