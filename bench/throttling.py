@@ -65,9 +65,8 @@ async def measure(name: str, headers: dict[str, str]) -> None:
 
 
 def main() -> None:
-    print(
-        "| limit | requests per call | wall time / ideal | calls at once at the end |\n| --- | --- | --- | --- |"
-    )
+    print("| limit | requests per call | wall time / ideal | calls at once at the end |")
+    print("| --- | --- | --- | --- |")
     for headers, words in (({}, ""), ({"Retry-After": "0.2"}, ", Retry-After: 0.2")):
         with patch.object(traffic, "Limit", Fixed):
             asyncio.run(measure(f"fixed{words}", headers))
