@@ -9,7 +9,6 @@ import click
 
 from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.options import JSON
-from osmosis_ai.config import TABLES
 
 BASH = """\
 # osmosis completion for bash
@@ -64,6 +63,8 @@ def completion(shell: str, as_json: bool) -> None:
 
 def completions(commands: Mapping[str, click.Command]) -> dict[str, Any]:
     """`completions.json`: what each command takes, so that completing does not import it."""
+    from osmosis_ai.config import TABLES
+
     keys = [f"{name}.{key}" for name, table in TABLES.items() for key in table.model_fields]
     return {"commands": {name: _takes(command) for name, command in commands.items()}, "keys": keys}
 

@@ -7,14 +7,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.machine import Check, endpoints, keys, machine_checks
 from osmosis_ai.cli.options import JSON, WORKSPACE, workspace_at
-from osmosis_ai.config import Config, load_config
 from osmosis_ai.errors import ConfigError, InfrastructureError
+
+if TYPE_CHECKING:
+    from osmosis_ai.config import Config
 
 MARKS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL"}
 
@@ -48,6 +51,8 @@ def doctor(config: Path | None, workspace: Path, as_json: bool) -> None:
 def _load(path: Path | None) -> tuple[Config | None, list[Check]]:
     if path is None:
         return None, []
+    from osmosis_ai.config import load_config
+
     try:
         return load_config(path), []
     except ConfigError as error:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from osmosis_ai.cli.config import config_schema
 from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.options import JSON
 from osmosis_ai.errors import UsageError
@@ -96,6 +95,8 @@ def write_project(folder: Path, framework: str, words: dict[str, str]) -> None:
 
 def text_of(file: str, framework: str) -> str:
     if file == "config.schema.json":
+        from osmosis_ai.cli.config import config_schema
+
         return json.dumps(config_schema(), indent=2) + "\n"
     return template(file, framework).read_text(encoding="utf-8")
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from osmosis_ai.config import Config
+if TYPE_CHECKING:
+    from osmosis_ai.config import Config
 
 State = Literal["ok", "warn", "fail"]
 OLDEST_PYTHON = (3, 11)

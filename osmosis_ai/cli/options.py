@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import tomllib
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from osmosis_ai import process
-from osmosis_ai.config import Config, load_config
 from osmosis_ai.errors import UsageError
-from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.store.workspace import Workspace
+
+if TYPE_CHECKING:  # each command pays for what it uses: these take longer to import than all of Click
+    from osmosis_ai.config import Config
+    from osmosis_ai.store.sqlite import SqliteStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -67,6 +67,8 @@ def read_config(
     path: Path, name: str | None, settings: tuple[str, ...], selection: Mapping[str, Any] | None = None
 ) -> Config:
     """The configuration, with what the options say of it. Raises ConfigError, UsageError."""
+    from osmosis_ai.config import load_config
+
     overrides: dict[str, Any] = dict(setting(text) for text in settings)
     chosen = {key: value for key, value in (selection or {}).items() if value is not None}
     if "seed" in chosen and "sample" not in chosen:
@@ -96,12 +98,17 @@ def existing_store(workspace: Workspace) -> SqliteStore:
     """The store of a workspace that has one; looking at nothing makes nothing."""
     if not workspace.database.exists():
         raise UsageError(f"there is no database {workspace.database}; run an eval first, or name --workspace")
+    from osmosis_ai.store.sqlite import SqliteStore
+
     return SqliteStore(workspace.database)
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end; Ctrl-C and SIGTERM cancel it in order first, then exit with 130."""
+    import asyncio
     import signal
+
+    from osmosis_ai import process
 
     async def with_sigterm() -> T:
         task = asyncio.current_task()

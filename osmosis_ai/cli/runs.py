@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,9 +15,11 @@ from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.cli.transcript import transcript
 from osmosis_ai.errors import UsageError
 from osmosis_ai.store.base import Amendment, RolloutFilter, RunRecord, RunSummary
-from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout
+
+if TYPE_CHECKING:
+    from osmosis_ai.store.sqlite import SqliteStore
 
 
 @click.command("list", epilog="Example: osmosis runs list --json")
