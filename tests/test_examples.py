@@ -27,6 +27,14 @@ def test_an_agent_that_knows_only_a_url_and_a_key_is_evaluated(example, tmp_path
     assert report["graded"] == 16
 
 
+def test_a_grader_that_asks_a_judge_is_half_of_the_reward(tmp_path):
+    *rollouts, report = evaluate(EXAMPLES / "judge" / "eval.toml", tmp_path)
+    assert (report["graded"], {rollout["turns"] for rollout in rollouts}) == (16, {1})
+    assert {0.0, 0.5} <= {rollout["reward"] for rollout in rollouts} <= {0.0, 0.5, 1.0}
+    said = (tmp_path / "runs" / "judge" / "judge.jsonl").read_text().splitlines()
+    assert len(said) == 16
+
+
 DIRECT = """
 import httpx
 from osmosis_ai.rollout import AgentWorkflow, Grader, get_rollout_context

@@ -50,4 +50,9 @@ def grader_with(function: RewardFunction) -> type[AgentLoopGrader]:
 
     One that takes a `judge`, or any keyword, gets the run's, if it has one.
     """
-    return type(function.__name__, (AgentLoopGrader,), {"reward_function": staticmethod(function)})
+    body = {
+        "reward_function": staticmethod(function),
+        "__module__": function.__module__,
+        "__doc__": function.__doc__,
+    }
+    return type(function.__name__, (AgentLoopGrader,), body)

@@ -1,5 +1,6 @@
 """From an entrypoint to exactly one workflow, and what is said when that is not what it holds."""
 
+import inspect
 import itertools
 
 import pytest
@@ -93,6 +94,7 @@ async def test_r11_a_reward_function_is_a_grader_and_gets_the_judge_if_it_takes_
     ctx = GraderContext("148", {"s": sample}, judge=Judge("http://127.0.0.1:1/v1", "key"))
     await grader().grade(ctx)
     assert sample.reward == reward
+    assert inspect.getfile(grader) == path  # the identity of a grading is that of the file
 
 
 def test_r25_an_explicit_name_settles_it(write):
