@@ -27,7 +27,7 @@ from osmosis_ai.rollout import (
 )
 from osmosis_ai.rollout.discovery import load_entrypoint
 from osmosis_ai.rollout.server import callbacks, desk
-from osmosis_ai.rollout.server.desk import origin
+from osmosis_ai.rollout.server.protocol import origin
 
 
 class Said(SampleSource):

@@ -139,6 +139,7 @@ def _serve(backend: LocalBackend, start: Start, listener: socket.socket) -> None
         app,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,
         backlog=4096,
         timeout_keep_alive=120,  # longer than the controller's pool, so that it closes first
         timeout_graceful_shutdown=1,

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.rollout.backends.base import (
@@ -27,6 +26,7 @@ from osmosis_ai.rollout.server.protocol import (
     GraderCompleteRequest,
     RolloutCompleteRequest,
     RolloutInitRequest,
+    origin,
 )
 
 logger = logging.getLogger(__name__)
@@ -337,15 +337,6 @@ class Desk:
         entry.status = RolloutStatus.FAILURE
         for phase in ("workflow", "grader") if entry.graded else ("workflow",):
             await self._report(entry, phase, _our_failure(message), attempts)
-
-
-def origin(url: str) -> str:
-    """`http://Host:80/v1/x` -> `http://host`: scheme, host and port, the scheme's own port left out."""
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    shown = f"[{host}]" if ":" in host else host
-    port = None if parts.port == {"http": 80, "https": 443}.get(parts.scheme) else parts.port
-    return f"{parts.scheme}://{shown}" + ("" if port is None else f":{port}")
 
 
 def _our_failure(message: str) -> ExecutionResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -9,6 +10,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from osmosis_ai.rollout.backends.base import RolloutErrorCategory, RolloutStatus
 from osmosis_ai.rollout.samples import RolloutSample
+
+_ORIGIN = re.compile(r"(https?://[a-z0-9.-]+(?::([1-9][0-9]{0,4}))?)[/?#]")  # of nearly all URLs
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -54,8 +57,20 @@ class RolloutInitRequest(BaseModel):
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError(f"must be an http:// or https:// URL, got {value!r}")
         if value is not None:
-            _ = urlsplit(value).port  # raises ValueError for a port that is no number
+            origin(value)  # raises ValueError for a port that is no number
         return value
+
+
+def origin(url: str) -> str:
+    """`http://Host:80/v1/x` -> `http://host`: scheme, host and port, the scheme's own port left out."""
+    plain = _ORIGIN.match(url)
+    if plain is not None and plain[2] not in ("80", "443") and int(plain[2] or 0) < 65_536:
+        return plain[1]
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    shown = f"[{host}]" if ":" in host else host
+    port = None if parts.port == {"http": 80, "https": 443}.get(parts.scheme) else parts.port
+    return f"{parts.scheme}://{shown}" + ("" if port is None else f":{port}")
 
 
 def _is_segment(value: str) -> bool:
