@@ -28,7 +28,7 @@ from osmosis_ai.gateway.exchange import Exchange
 from osmosis_ai.gateway.identity import Admission, Registry, named_in
 from osmosis_ai.gateway.restoring import Restoring
 from osmosis_ai.gateway.retries import Attempt, fingerprint
-from osmosis_ai.gateway.server import MAX_BODY_BYTES, MAX_HEAD_BYTES, Connection, HttpServer, Request
+from osmosis_ai.gateway.server import BACKLOG, MAX_BODY_BYTES, MAX_HEAD_BYTES, Connection, HttpServer, Request
 from osmosis_ai.gateway.streams import send_refusal
 from osmosis_ai.gateway.targets import Target
 from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
@@ -366,7 +366,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(4096)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise InfrastructureError(

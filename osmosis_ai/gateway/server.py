@@ -29,6 +29,7 @@ import httptools
 MAX_BODY_BYTES = 64 * 2**20
 MAX_HEAD_BYTES = 64 * 2**10
 MAX_AHEAD = 2  # requests that a client may send before the one in hand is answered
+BACKLOG = 4096  # connections that wait to be accepted: thousands of rollouts begin in one moment
 QUIET_SECONDS = 120.0  # longer than the agents' pools keep a connection, so that they close first
 SWEEP_SECONDS = 5.0
 GRACE_SECONDS = 1.0  # for answers on their way at the end
@@ -270,7 +271,7 @@ class HttpServer:
 
     async def start(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(lambda: Connection(self), sock=listener)
+        self._listening = await loop.create_server(lambda: Connection(self), sock=listener, backlog=BACKLOG)
         self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep)
 
     async def stop(self) -> None:

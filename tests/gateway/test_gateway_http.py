@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 
 import pytest
 
@@ -65,6 +66,13 @@ async def test_a_connection_takes_one_request_after_the_other(http):
     for body in (b"one", b"two"):
         await http.send(b"POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\n" + body)
         assert await http.read() == ("HTTP/1.1 200 OK", body)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have a lower bound of their own")
+async def test_connections_that_come_while_the_gateway_is_busy_wait_to_be_accepted(http):
+    clients = [socket.create_connection(("127.0.0.1", http.port), timeout=5) for _ in range(300)]
+    for client in clients:  # nothing has been accepted: the loop had no turn
+        client.close()
 
 
 async def test_requests_that_come_ahead_are_answered_in_their_order(http):
