@@ -72,9 +72,14 @@ class Fleet:
     async def admit(self, rollout_id: str, terms: Terms) -> Access:
         process = min(self.processes, key=lambda process: process.open_rollouts)
         process.check()
+        process.open_rollouts += 1  # before anybody else asks who is least busy
         key, digest = new_key()
-        await self._store.admissions.add(AdmissionRecord(rollout_id, digest, process.name, terms.as_json()))
-        process.open_rollouts += 1
+        record = AdmissionRecord(rollout_id, digest, process.name, terms.as_json())
+        try:
+            await self._store.admissions.add(record)
+        except BaseException:
+            process.open_rollouts -= 1
+            raise
         self._admitted[rollout_id] = _Admitted(process, process.restarts)
         while len(self._admitted) > REMEMBERED and next(iter(self._admitted.values())).sealed:
             self._admitted.popitem(last=False)

@@ -76,10 +76,14 @@ async def rollouts_of(folder: Path, words: list[str], url: str, more: str = "") 
     return await run_eval(configure(folder, words, url, more), folder)
 
 
-async def test_r28_r32_the_calculator_of_seed_003_is_evaluated_on_a_server_of_its_own(tmp_path: Path):
+@pytest.mark.parametrize("gateways", [1, 2])
+async def test_r28_r32_the_calculator_of_seed_003_is_evaluated_on_a_server_of_its_own(
+    tmp_path: Path, gateways: int
+):
     rows = (CALCULATOR / "data" / "train.jsonl").read_text().splitlines()[:4]
     with serving(str(SEED)) as url:
-        config = configure(tmp_path, ["x"], url, script=f"{CALCULATOR / 'demonstrations.py'}:answer")
+        script = f"{CALCULATOR / 'demonstrations.py'}:answer"
+        config = configure(tmp_path, ["x"], url, f"gateway_workers = {gateways}", script=script)
         (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
         rollouts = await run_eval(config, tmp_path)
     assert [rollout.status for rollout in rollouts] == [Status.GRADED] * 4

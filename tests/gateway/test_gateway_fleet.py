@@ -156,7 +156,7 @@ async def test_agents_whose_gateway_is_killed_go_on_and_nothing_is_lost_or_twice
 
 async def test_rollouts_are_spread_over_the_processes_and_each_has_its_own_url(open_fleet, store):
     fleet = await open_fleet("provider", 2)
-    accesses = [await admitted(fleet, store, number) for number in range(4)]
+    accesses = await asyncio.gather(*(admitted(fleet, store, number) for number in range(4)))
     assert [access.base_url for access in accesses] == [p.base_url for p in fleet.processes] * 2
     assert [(await post(access))[0] for access in accesses] == [200] * 4
     wrong = await post(type(accesses[0])(accesses[1].base_url, accesses[0].key))
