@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Message = dict[str, Any]  # one OpenAI chat message: role, content, tool_calls, tool_call_id
+TOOL_ERRORS = ("Error:", "An error occurred while running the tool")  # how frameworks begin a tool's failure
 ToolSchema = dict[str, Any]  # one OpenAI tool: {"type": "function", "function": {...}}
 PolicyVersion = int  # names the weights; 0 is the starting model, + 1 for each optimizer update
 
@@ -139,6 +140,18 @@ class Rollout:
         return sum(turn.completion_tokens for turn in self.turns)
 
     @property
+    def tool_errors(self) -> int:
+        """Tool results, each counted once, that say they are errors: `is_error`, or a text of TOOL_ERRORS."""
+        failed = {
+            (message.get("tool_call_id"), str(message.get("content")))
+            for turn in self.turns
+            for message in turn.messages
+            if message.get("role") == "tool"
+            and (message.get("is_error") or str(message.get("content")).startswith(TOOL_ERRORS))
+        }
+        return len(failed)
+
+    @property
     def outcome(self) -> Outcome:
         """The rollout in a few numbers."""
         return Outcome(
@@ -156,7 +169,9 @@ class Rollout:
             completion_tokens=self.sampled_tokens,
             cached_tokens=sum(turn.sampling.get("cached_tokens", 0) for turn in self.turns),
             malformed_tool_calls=sum(turn.malformed_tool_calls for turn in self.turns),
+            tool_errors=self.tool_errors,
             branches=dict(self.branches),
+            model_seconds=sum(turn.latency_ms for turn in self.turns) / 1000,
             started_at=self.started_at,
             duration_seconds=self.duration_seconds,
         )
@@ -180,7 +195,9 @@ class Outcome:
     completion_tokens: int
     cached_tokens: int  # of the prompt tokens, as far as an external endpoint has told
     malformed_tool_calls: int
+    tool_errors: int  # as `Rollout.tool_errors`
     branches: Mapping[str, int]  # as `Rollout.branches`
+    model_seconds: float  # from each call to its answer, summed over the turns
     started_at: float  # seconds since the epoch
     duration_seconds: float
 

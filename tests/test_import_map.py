@@ -54,6 +54,7 @@ MAY_IMPORT = {
         "providers",
         "rollout",
         "store",
+        "toml_places",
         "train.batch",
     },
     "__main__": {"cli.main"},

@@ -16,11 +16,12 @@ from rich.text import Text
 
 from osmosis_ai.cli.transcript import printable
 from osmosis_ai.store.base import StepRecord
-from osmosis_ai.types import Rollout, Status
+from osmosis_ai.types import Outcome, Rollout, Status
 
 SCHEMA_VERSION = 1  # of the lines of --json (lines.py); raised when one of their promises is broken
 SHOWN_FAILURES = 3
 SHOWN_CHARS = 240  # of a reason
+NARROW = 100  # columns: below, the bar is short
 
 
 class Display:
@@ -56,6 +57,15 @@ class Display:
         """A line of several parts; on a terminal it is broken between them, never inside of one."""
         self.note("\n".join(wrapped(parts, self.err.width if self.err.is_terminal else None)))
 
+    @property
+    def is_live(self) -> bool:
+        """Whether a bar is shown, which a line per result would disturb."""
+        return self._bar is not None
+
+    @property
+    def columns(self) -> int:
+        return self.err.width
+
     @contextmanager
     def bar(self, label: str) -> Iterator[None]:
         """A line at the bottom of a terminal: signs of life, and progress once `expect` has said how much."""
@@ -64,7 +74,7 @@ class Display:
             return
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=24 if self.columns >= NARROW else 10),
             TextColumn("{task.fields[note]}"),
             _Clock(),
         )
@@ -72,6 +82,18 @@ class Display:
             self._task = self._bar.add_task(label, total=None, note="")
             yield
         self._bar = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Without the bar: for a question."""
+        if self._bar is None:
+            yield
+            return
+        self._bar.stop()
+        try:
+            yield
+        finally:
+            self._bar.start()
 
     def expect(self, label: str, total: int | None) -> None:
         """From now on the bar is about `total` rollouts, or (None) about something of unknown length."""
@@ -128,7 +150,7 @@ class Failures:
         self._display = display
         self._shown = 0
 
-    def note(self, rollout: Rollout, then: str = "") -> None:
+    def note(self, rollout: Rollout | Outcome, then: str = "") -> None:
         self._shown += 1
         if self._shown > SHOWN_FAILURES:
             return
@@ -137,40 +159,6 @@ class Failures:
         )
         if self._shown == SHOWN_FAILURES:
             self._display.note("  further failures are not shown here; see `osmosis runs show`")
-
-
-class EvalProgress:
-    """done/total, mean reward and failures so far."""
-
-    def __init__(self, display: Display, total: int) -> None:
-        self._display = display
-        self._total = total
-        self._rewards: list[float] = []
-        self._failed: dict[str, int] = {}
-        self._failures = Failures(display)
-        self._last_line = time.monotonic()
-        display.expect("rollouts", total)
-
-    def on_rollout(self, rollout: Rollout) -> None:
-        if rollout.reward is not None:
-            self._rewards.append(rollout.reward)
-        elif rollout.status is not Status.GRADED:
-            self._failed[rollout.status.value] = self._failed.get(rollout.status.value, 0) + 1
-            self._failures.note(rollout)
-        done = len(self._rewards) + sum(self._failed.values())
-        note = f"{done}/{self._total}  {self._so_far()}"
-        self._display.advance(done, note)
-        # when piped: one line every few seconds, not one per rollout
-        if not self._display.err.is_terminal and time.monotonic() - self._last_line > 5:
-            self._last_line = time.monotonic()
-            self._display.note(f"  {note} so far")
-
-    def on_retry(self, rollout: Rollout) -> None:
-        self._failures.note(rollout, ", tried again")
-
-    def _so_far(self) -> str:
-        parts = [f"reward {sum(self._rewards) / len(self._rewards):.3f}"] if self._rewards else []
-        return ", ".join(parts + [f"{count} {status}" for status, count in self._failed.items()])
 
 
 class TrainProgress:

@@ -20,10 +20,12 @@ from typing import (
 
 from typing_extensions import TypedDict
 
+from osmosis_ai.cli.dry_run import Setting
 from osmosis_ai.cli.grade import Change
 from osmosis_ai.cli.machine import Check
 from osmosis_ai.controller.preflight import Finding
 from osmosis_ai.eval.compare import Comparison
+from osmosis_ai.eval.plan import Plan
 from osmosis_ai.eval.tally import EvalReport
 from osmosis_ai.gateway.drift import Break
 from osmosis_ai.rollout.validator import ValidationError
@@ -102,7 +104,9 @@ class RolloutEnded(TypedDict):
     reward: float | None
     reason: str
     turns: int
+    prompt_tokens: int
     completion_tokens: int
+    tool_errors: int
     duration_seconds: float
 
 
@@ -208,6 +212,18 @@ class Completion(TypedDict):
     script: str
 
 
+class DryRun(TypedDict):
+    settings: list[Setting]
+    rows: int
+    rollouts: int
+    done: int
+    workspace: str  # absolute
+
+
+class ByColumn(TypedDict):
+    by: dict[str, EvalReport]  # value of the metadata column of --by -> the report of its rows; else empty
+
+
 class ConfigSchema(TypedDict):
     schema: dict[str, Any]
 
@@ -262,7 +278,12 @@ LINES: Mapping[str, tuple[Line, ...]] = {
     "dataset validate": (Line("dataset", (DatasetAbout,)),),
     "dataset preview": (Line("row", (Row,)),),
     "policy new": (Line("done", (NewPolicy,)),),
-    "eval run": (Line("rollout", (RolloutEnded,)), Line("report", (OfRun, EvalReport))),
+    "eval run": (
+        Line("dry_run", (OfRun, DryRun)),
+        Line("plan", (OfRun, Plan)),
+        Line("rollout", (RolloutEnded,)),
+        Line("report", (OfRun, EvalReport, ByColumn)),
+    ),
     "eval submit": PREFLIGHT,
     "eval compare": (Line("comparison", (Comparison, Clear)),),
     "eval grade": (Line("graded", (Graded,)),),

@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from osmosis_ai.cli.code import code_options, read_code
-from osmosis_ai.cli.display import Display, EvalProgress, first_line
-from osmosis_ai.cli.eval import report_text
+from osmosis_ai.cli.display import Display, first_line
+from osmosis_ai.cli.eval_progress import EvalProgress
+from osmosis_ai.cli.eval_report import report_text
 from osmosis_ai.cli.options import JSON, SET, run_async, setting
 from osmosis_ai.cli.stepping import SteppedTarget, Steps, Terminal, TypedProvider
 from osmosis_ai.config import Config, config_of
@@ -150,10 +151,10 @@ def _lines(report: EvalReport) -> list[str]:
 
 
 async def _rows(run_id: str, parts: Rollouts, display: Display, threshold: float | None) -> list[Rollout]:
-    progress = EvalProgress(display, len(parts.rows))
+    progress = EvalProgress(display, len(parts.rows), lines=False)
 
     def on_end(rollout: Rollout) -> None:
-        progress.on_rollout(rollout)
+        progress.on_result(rollout.outcome)
         display.data({"event": "row", **_result(rollout, threshold)})
         display.out(_row_line(rollout, threshold))
 

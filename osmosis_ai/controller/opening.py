@@ -99,7 +99,7 @@ async def open_run(
         workspace.root.mkdir(parents=True, exist_ok=True)
         store = SqliteStore(workspace.database)
         stack.push_async_callback(store.close)
-        run_id = await _run_id(store, config.run_name, fresh=fresh)
+        run_id = await run_id_of(store, config.run_name, fresh=fresh)
         folder = workspace.run_folder(run_id)
         stack.enter_context(RunLock(folder))
         known = await store.get_run(run_id)
@@ -126,7 +126,7 @@ def _amended(
     return replace(known, identity=identity, config=config, lineage=lineage)
 
 
-async def _run_id(store: Store, name: str, *, fresh: bool) -> str:
+async def run_id_of(store: Store, name: str, *, fresh: bool) -> str:
     """The newest run of that name, or with `fresh` the next one: name, name-2, name-3, ..."""
     taken = {summary.run.run_id for summary in await store.list_runs()}
     number = 1

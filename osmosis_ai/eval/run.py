@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from osmosis_ai.controller.dispatch import Dispatcher, is_result, place_key
 from osmosis_ai.controller.flight import Place
+from osmosis_ai.eval.budget import usage_of_outcome
 from osmosis_ai.eval.stored import counted
 from osmosis_ai.eval.tally import EvalReport, Tally
+from osmosis_ai.providers.prices import NOTHING, Usage
 from osmosis_ai.store.base import RolloutFilter, Store
 from osmosis_ai.types import Outcome, Rollout, Row, Status
 
@@ -38,6 +40,7 @@ class Earlier:
 
     results: Sequence[Outcome] = ()  # one of each place that has a result: it stands
     unfinished: Sequence[Rollout] = ()  # attempts at the other places, without turns
+    usage: Usage = NOTHING  # of all its rollouts, also those that count no more
 
     def among(self, indices: Collection[int], attempts: int) -> list[Outcome]:
         """The results at places of an eval of these rows, so many attempts at each."""
@@ -58,10 +61,11 @@ async def read_earlier(store: Store, run_id: str, retry: Collection[Status] = ()
     results = counted(o for o in outcomes if is_result(o.status) and o.status not in retry)
     done = {(o.group_id, o.member) for o in results}
     unfinished = [o.rollout_id for o in outcomes if (o.group_id, o.member) not in done]
+    usage = sum(map(usage_of_outcome, outcomes), NOTHING)
     if not unfinished:
-        return Earlier(results)
+        return Earlier(results, usage=usage)
     attempts = await store.rollouts(RolloutFilter(run_id, rollout_ids=unfinished), turns=False)
-    return Earlier(results, attempts)
+    return Earlier(results, attempts, usage)
 
 
 def places_of(run_id: str, rows: Iterable[Row], attempts: int) -> Iterator[Place]:
@@ -71,6 +75,24 @@ def places_of(run_id: str, rows: Iterable[Row], attempts: int) -> Iterator[Place
             yield Place(run_id, 0, row, f"r{row.index}", attempt)
 
 
+def waiting(run_id: str, rows: Iterable[Row], attempts: int, earlier: Earlier) -> Iterator[Place]:
+    """The places that have no result yet."""
+    done = {(outcome.group_id, outcome.member) for outcome in earlier.results}
+    return (place for place in places_of(run_id, rows, attempts) if place_key(place) not in done)
+
+
+async def run_places(
+    dispatcher: Dispatcher, places: Iterable[Place], earlier: Earlier
+) -> AsyncGenerator[Rollout]:
+    """The rollout that counts of every place, as they end; each is in the store by then.
+
+    Closing the iterator cancels the rollouts that are out.
+    """
+    async with aclosing(dispatcher.stream(places, earlier.unfinished)) as ended:
+        async for tries in ended:
+            yield tries.rollout
+
+
 async def evaluate(
     dispatcher: Dispatcher,
     run_id: str,
@@ -78,16 +100,12 @@ async def evaluate(
     attempts: int,
     earlier: Earlier | None = None,
 ) -> AsyncGenerator[Rollout]:
-    """The rollout that counts of every place without a result, as they end; each is in the store by then.
-
-    Closing the iterator cancels the rollouts that are out.
-    """
+    """The rollout that counts of every place without a result, as `run_places`."""
     earlier = earlier or Earlier()
-    done = {(outcome.group_id, outcome.member) for outcome in earlier.results}
-    places = (place for place in places_of(run_id, rows, attempts) if place_key(place) not in done)
-    async with aclosing(dispatcher.stream(places, earlier.unfinished)) as ended:
-        async for tries in ended:
-            yield tries.rollout
+    places = waiting(run_id, rows, attempts, earlier)
+    async with aclosing(run_places(dispatcher, places, earlier)) as ended:
+        async for rollout in ended:
+            yield rollout
 
 
 async def evaluate_all(

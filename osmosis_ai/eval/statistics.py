@@ -159,6 +159,17 @@ def exact_interval(passed: int, total: int, confidence: float = 0.95) -> tuple[f
     return low, high
 
 
+def wilson_interval(rate: float, total: int) -> tuple[float, float]:
+    """95 % score interval of a rate (Wilson, JASA 22, 1927): cheap, and good enough for a line that lives.
+
+    8 of 10: (0.490, 0.943); 0 of 10: (0, 0.278)
+    """
+    z = 1.959963984540054
+    center = (rate + z * z / (2 * total)) / (1 + z * z / total)
+    reach = z * math.sqrt(rate * (1 - rate) / total + z * z / (4 * total * total)) / (1 + z * z / total)
+    return max(0.0, center - reach), min(1.0, center + reach)
+
+
 # --- inside
 
 

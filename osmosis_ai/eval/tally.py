@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from osmosis_ai.eval.statistics import Estimate, PassEstimate, mean_reward, pass_rates
+from osmosis_ai.providers.prices import NOTHING, Prices, Usage, cost
 from osmosis_ai.types import Outcome
 
 KS = (1, 2, 4, 8, 16, 32, 64)  # of pass@k, as far as the attempts per row go
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a figure lies over the rollouts."""
+
+    mean: float
+    median: float
+    p95: float  # 95 of 100 rollouts have at most this much
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None where there is no value. [1, 2, 3, 10] -> 4.0, 2.5 and 8.95 (between two, in proportion)"""
+        if not values:
+            return None
+        median, p95 = np.quantile(values, [0.5, 0.95])
+        return cls(sum(values) / len(values), float(median), float(p95))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +44,23 @@ class EvalReport:
     first_failures: dict[str, str]  # status -> row and reason of the first of them, by row and attempt
     mean: Estimate | None  # None when nothing was graded
     pass_rates: list[PassEstimate]  # for k = 1, 2, 4, ... up to the attempts per row
+    prompt_tokens: int
     completion_tokens: int
+    dollars: float | None  # None: no prices are known
     turns: int
+    seconds_per_turn: float | None  # from a call to its answer; None when none was answered
+    tool_errors: int  # tool results that say they are errors
     malformed_tool_calls: int
     branches: dict[str, int]  # reason -> calls that do not continue the latest turn of their sample
     stopped: str  # why the run ended before every place was tried; "" when it did not
+    by_choice: bool  # it was a budget or an answer that stopped it, not failures
+    per_rollout: dict[str, Spread]  # turns, tokens, seconds, model_seconds
 
 
 class Tally:
-    """Takes outcomes in any order; keeps a number per graded rollout, and a count of everything else."""
+    """Takes outcomes in any order; keeps a few numbers per rollout, and a count of everything else."""
 
-    def __init__(self, attempts: int, pass_threshold: float) -> None:
+    def __init__(self, attempts: int, pass_threshold: float, prices: Prices | None = None) -> None:
         self._attempts = attempts
         self._threshold = pass_threshold
         self._rows: set[int] = set()
@@ -41,7 +69,12 @@ class Tally:
         self._first: dict[str, Outcome] = {}  # status -> the failure of the first row
         self._branches: Counter[str] = Counter()
         self.stopped = ""
-        self._turns = self._completion_tokens = self._malformed = 0
+        self.by_choice = False
+        self._malformed = self._tool_errors = 0
+        self._prices = prices
+        self._usage = NOTHING
+        self._turns, self._tokens = array("q"), array("q")  # of each rollout
+        self._seconds, self._model_seconds = array("d"), array("d")
 
     def add(self, outcome: Outcome) -> None:
         """One more rollout that counts."""
@@ -50,9 +83,14 @@ class Tally:
             self._rewards.setdefault(outcome.row_index, []).append(outcome.reward)
         else:
             self._fail(outcome)
-        self._turns += outcome.turns
-        self._completion_tokens += outcome.completion_tokens
+        usage = Usage(outcome.prompt_tokens, outcome.completion_tokens, outcome.cached_tokens)
+        self._usage += usage
+        self._turns.append(outcome.turns)
+        self._tokens.append(usage.tokens)
+        self._seconds.append(outcome.duration_seconds)
+        self._model_seconds.append(outcome.model_seconds)
         self._malformed += outcome.malformed_tool_calls
+        self._tool_errors += outcome.tool_errors
         self._branches.update(outcome.branches)
 
     def _fail(self, outcome: Outcome) -> None:
@@ -75,12 +113,28 @@ class Tally:
             first_failures=first,
             mean=mean_reward(rewards) if rewards else None,
             pass_rates=self._pass_rates(rewards),
-            completion_tokens=self._completion_tokens,
-            turns=self._turns,
+            prompt_tokens=self._usage.prompt_tokens,
+            completion_tokens=self._usage.completion_tokens,
+            dollars=None if self._prices is None else cost(self._usage, self._prices),
+            turns=sum(self._turns),
+            seconds_per_turn=sum(self._model_seconds) / turns if (turns := sum(self._turns)) else None,
+            tool_errors=self._tool_errors,
             malformed_tool_calls=self._malformed,
             branches=dict(self._branches),
             stopped=self.stopped,
+            by_choice=self.by_choice,
+            per_rollout=self._per_rollout(),
         )
+
+    def _per_rollout(self) -> dict[str, Spread]:
+        figures: dict[str, Sequence[float]] = {
+            "turns": self._turns,
+            "tokens": self._tokens,
+            "seconds": self._seconds,
+            "model_seconds": self._model_seconds,
+        }
+        spreads = {name: Spread.of(values) for name, values in figures.items()}
+        return {name: spread for name, spread in spreads.items() if spread is not None}
 
     def _pass_rates(self, rewards: dict[int, list[float]]) -> list[PassEstimate]:
         """pass@1, pass@2, pass@4, ... over the rows whose attempts were all graded."""

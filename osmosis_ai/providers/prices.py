@@ -39,6 +39,9 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
+NOTHING = Usage(0, 0)
+
+
 def usage_of(turns: Iterable[Turn]) -> Usage:
     """The tokens of recorded turns, added up."""
     prompt_tokens = completion_tokens = cached_tokens = 0

@@ -7,14 +7,19 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.cli.display import Display, EvalProgress, TrainProgress, first_line, step_parts, wrapped
-from osmosis_ai.cli.eval import exit_code, report_text
+from osmosis_ai.cli.display import Display, TrainProgress, first_line, step_parts, wrapped
+from osmosis_ai.cli.eval import exit_code
+from osmosis_ai.cli.eval_progress import EvalProgress, fitting, result_line
+from osmosis_ai.cli.eval_report import by_text, report_text
 from osmosis_ai.cli.transcript import message_lines, transcript
 from osmosis_ai.eval.run import summarise
+from osmosis_ai.eval.tally import Tally
+from osmosis_ai.providers.prices import Prices
 from osmosis_ai.store.base import StepRecord
 from osmosis_ai.types import Rollout, Sample, Status, Turn
 
 NASTY = "\x1b[2J\x1b[31mred\x07 [bold]loud[/bold] [/nothing]\r\x9b0m\u202eabc"
+KINDS = (("multiply", 0.0), ("add", 1.0))
 SHOWN = "\\x1b[2J\\x1b[31mred\\x07 [bold]loud[/bold] [/nothing]\\x0d\\x9b0m\\x202eabc"
 
 
@@ -77,10 +82,10 @@ def test_piped_notes_are_plain_lines_without_control_characters(capsys: pytest.C
         display.note(NASTY)
         display.out(NASTY)
         progress = EvalProgress(display, 2)
-        progress.on_rollout(rollout(0, Status.WORKFLOW_ERROR, reason=NASTY))
+        progress.on_result(rollout(0, Status.WORKFLOW_ERROR, reason=NASTY).outcome)
     out, err = capsys.readouterr()
     assert out == SHOWN + "\n"
-    assert err.splitlines() == [SHOWN, f"  row 0: workflow_error: {SHOWN}"]
+    assert err.splitlines() == [SHOWN, f"1/2  row 0  workflow_error  0 turns  0 tokens  0.00 s  {SHOWN}"]
     assert (out + err).replace("\n", "").isprintable()
 
 
@@ -96,17 +101,40 @@ def test_json_lines_are_ascii_and_come_alone_on_standard_output(capsys: pytest.C
     assert err == "for the person\n"
 
 
-def test_only_the_first_failures_are_shown(capsys: pytest.CaptureFixture[str]):
+def test_only_the_first_attempts_that_are_tried_again_are_shown(capsys: pytest.CaptureFixture[str]):
     progress = EvalProgress(Display(as_json=False), 9)
-    progress.on_retry(rollout(0, Status.INFRASTRUCTURE, reason="the server died\nlog"))
     for row in range(8):
-        progress.on_rollout(rollout(row, Status.GRADER_ERROR, reason="no"))
+        progress.on_retry(rollout(row, Status.INFRASTRUCTURE, reason="the server died\nlog"))
     assert capsys.readouterr().err.splitlines() == [
         "  row 0: infrastructure, tried again: the server died",
-        "  row 0: grader_error: no",
-        "  row 1: grader_error: no",
+        "  row 1: infrastructure, tried again: the server died",
+        "  row 2: infrastructure, tried again: the server died",
         "  further failures are not shown here; see `osmosis runs show`",
     ]
+
+
+def test_every_result_is_a_line_when_piped_and_none_with_json(capsys: pytest.CaptureFixture[str]):
+    for as_json in (False, True):
+        progress = EvalProgress(Display(as_json=as_json), 5)
+        for row in range(5):
+            progress.on_result(rollout(row).outcome)
+    assert [line.partition("  0 turns")[0] for line in capsys.readouterr().err.splitlines()] == [
+        f"{row + 1}/5  row {row}  graded  reward 1" for row in range(5)
+    ]
+
+
+def test_a_live_line_says_the_most_important_first_and_keeps_to_its_columns():
+    rate, failed = "pass 0.50 [0.10, 0.90]", ("3 workflow_timeout", "3 failed")
+    parts = [("12/988",), (rate,), failed, ("$0.42",), ("1,204 tok/s",)]
+    assert fitting(parts, 120) == ["12/988", rate, "3 workflow_timeout", "$0.42", "1,204 tok/s"]
+    assert fitting(parts, 80) == ["12/988", rate, "3 failed", "$0.42"]
+    assert fitting(parts, 10) == []
+
+
+def test_the_line_of_a_result_names_the_attempt_where_there_are_several():
+    done = rollout(7)
+    done.member = 2
+    assert result_line(done.outcome).startswith("row 7  attempt 2  graded  reward 1  0 turns")
 
 
 def test_a_training_run_prints_a_line_per_step_and_json_instead_when_asked(
@@ -207,6 +235,31 @@ def test_a_report_counts_failures_and_shows_the_first_of_each_kind():
     lines = report_text("x", summarise([rollout(0), *failed], 1, 1.0)).splitlines()
     assert lines[0] == "run x: 1 graded rollouts of 3 rows"
     assert "  2 without a reward: grader_error, first row 3: reason 3" in lines
+
+
+def test_the_report_by_a_column_has_a_line_for_each_value():
+    reports = {kind: summarise([rollout(0), rollout(1, reward=reward)], 1, 1.0) for kind, reward in KINDS}
+    assert by_text("kind", reports).splitlines() == [
+        "by kind:",
+        "  add           2 rows  1.000 [0.158, 1.000]  turns 0.0  tokens 0.0  seconds 0.0  model 0.0",
+        "  multiply      2 rows  0.500 [0.013, 0.987]  turns 0.0  tokens 0.0  seconds 0.0  model 0.0",
+    ]
+
+
+def test_the_report_says_what_a_rollout_takes_and_what_all_of_them_cost():
+    turns = [
+        Turn("x.r0", "main", i, None, None, [], [], {}, "stop", [], [], [], None, 10, 2, {}, "m", 0, 500.0)
+        for i in range(2)
+    ]
+    many = [rollout(row) for row in range(2)]
+    many[0].turns, many[1].turns = turns, turns[:1]
+    tally = Tally(1, 1.0, Prices(input=1e6, output=0.0))
+    for done in many:
+        tally.add(done.outcome)
+    text = report_text("x", tally.report()).splitlines()
+    assert "  3 turns of 0.50 s, 30 prompt and 6 completion tokens, $30.00" in text
+    assert "  per rollout        mean   median      95%" in text
+    assert "    tokens             18       18       23" in text
 
 
 def test_malformed_tool_calls_are_counted_in_the_report():

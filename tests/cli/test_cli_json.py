@@ -14,7 +14,7 @@ from osmosis_ai.cli.schemas import broken, command_schema
 def changed(change) -> list[str]:
     published = command_schema("eval run")
     schema = copy.deepcopy(published)
-    change(schema["anyOf"][0])
+    change(next(kind for kind in schema["anyOf"] if kind["properties"]["event"]["const"] == "rollout"))
     return broken(published, schema)
 
 

@@ -8,7 +8,14 @@ import pytest
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.compare import mcnemar_p_value
-from osmosis_ai.eval.statistics import Estimate, exact_interval, mean_reward, paired_difference, pass_rates
+from osmosis_ai.eval.statistics import (
+    Estimate,
+    exact_interval,
+    mean_reward,
+    paired_difference,
+    pass_rates,
+    wilson_interval,
+)
 
 
 def by_row(*attempts):
@@ -28,6 +35,19 @@ def by_row(*attempts):
 )
 def test_exact_intervals_are_clopper_and_pearsons(passed, total, low, high):
     assert exact_interval(passed, total) == pytest.approx((low, high), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("passed", "total", "low", "high"),
+    [  # statsmodels' proportion_confint(passed, total, method="wilson")
+        (8, 10, 0.490162, 0.943318),
+        (0, 10, 0.0, 0.277533),
+        (10, 10, 0.722467, 1.0),
+        (50, 100, 0.403832, 0.596168),
+    ],
+)
+def test_score_intervals_are_wilsons(passed, total, low, high):
+    assert wilson_interval(passed / total, total) == pytest.approx((low, high), abs=1e-6)
 
 
 def test_an_exact_interval_has_a_closed_form_when_all_pass_even_for_many_rows():

@@ -1,0 +1,253 @@
+"""One `osmosis eval run`, from its opening to its report: pilot, plan, question, and the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.cli.display import Display
+from osmosis_ai.cli.eval_plan import Stake, go_on, needs_answer, plan_text, run_budget, stake_of
+from osmosis_ai.cli.eval_progress import EvalProgress
+from osmosis_ai.cli.eval_report import by_text, report_text
+from osmosis_ai.config import Config
+from osmosis_ai.controller.dispatch import is_result
+from osmosis_ai.controller.flight import Place
+from osmosis_ai.controller.opening import OpenRun, Rollouts, open_rollouts, open_run, prices_of, read_rows
+from osmosis_ai.controller.storm import LEAST_BUDGET, Storm
+from osmosis_ai.errors import UsageError
+from osmosis_ai.eval.budget import Deadline, Spending
+from osmosis_ai.eval.junit import write_junit
+from osmosis_ai.eval.plan import PILOT, make_plan, spread_evenly
+from osmosis_ai.eval.run import Earlier, read_earlier, run_places, waiting
+from osmosis_ai.eval.stored import column_of, counted, lineage_note
+from osmosis_ai.eval.tally import EvalReport, Tally
+from osmosis_ai.store.base import RolloutFilter
+from osmosis_ai.store.workspace import Workspace
+from osmosis_ai.types import Outcome, Rollout, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the options say: of a run of that name that is there already, of questions, of the report."""
+
+    fresh: bool
+    accept_changes: bool
+    retry: Collection[Status]
+    yes: bool
+    by: str | None
+
+    def __post_init__(self) -> None:
+        other = "--accept-changes" if self.accept_changes else "--retry" if self.retry else ""
+        if self.fresh and other:
+            raise UsageError(f"--fresh starts a new run, {other} goes on with the old one: give one of them")
+
+
+async def run_eval(
+    config: Config, workspace: Workspace, wishes: Wishes, display: Display, junit: Path | None
+) -> EvalReport:
+    column = _column(config, wishes.by)
+    how = {"fresh": wishes.fresh, "accept_changes": wishes.accept_changes}
+    async with open_run(config, "eval", workspace, **how) as opened:
+        if not opened.resumed:  # refused before anything is started; what is left of a run is known later
+            needs_answer(config, len(read_rows(config)) * config.eval.attempts, yes=wishes.yes)
+        display.note(f"{'resuming' if opened.resumed else 'starting'} run {opened.run_id}")
+        figures = Figures(config, column)
+        try:
+            await _run_rollouts(opened, figures, wishes, display)
+        except asyncio.CancelledError:
+            await opened.finish(interrupted=True)
+            display.note("interrupted; what has a result is kept. The same command goes on.")
+            raise
+        except Exception as error:  # whatever ended the run, also what nobody foresaw: its record says so
+            await opened.fail(error)
+            raise
+        report = figures.all.report()
+        await opened.finish(report.stopped, interrupted=report.by_choice)
+        await _say(opened, report, figures, wishes.by, display)
+        if junit is not None:
+            outcomes = counted(await opened.store.outcomes(RolloutFilter(opened.run_id)))
+            write_junit(junit, opened.run_id, outcomes, config.eval.pass_threshold)
+        return report
+
+
+def _column(config: Config, by: str | None) -> Mapping[int, str]:
+    """The metadata column to report by. Raises UsageError before anything is run."""
+    return {} if by is None else column_of({row.index: row for row in read_rows(config)}, by)
+
+
+class Figures:
+    """What is counted: of all rollouts, and by the values of a metadata column."""
+
+    def __init__(self, config: Config, column: Mapping[int, str]) -> None:
+        self._settings = (config.eval.attempts, config.eval.pass_threshold, prices_of(config))
+        self._column = column
+        self.all = Tally(*self._settings)
+        self._by: dict[str, Tally] = {}
+
+    def add(self, outcome: Outcome) -> None:
+        self.all.add(outcome)
+        if self._column:
+            value = self._column[outcome.row_index]
+            self._by.setdefault(value, Tally(*self._settings)).add(outcome)
+
+    def by(self) -> dict[str, EvalReport]:
+        return {value: tally.report() for value, tally in self._by.items()}
+
+
+async def _say(
+    opened: OpenRun, report: EvalReport, figures: Figures, column: str | None, display: Display
+) -> None:
+    if opened.record.lineage and (note := await _lineage(opened)):
+        display.note(f"note: {note}")
+    by = figures.by()
+    parts = {value: asdict(part) for value, part in by.items()}
+    display.data({"event": "report", "run_id": opened.run_id, **asdict(report), "by": parts})
+    display.out(report_text(opened.run_id, report))
+    if column is not None and by:
+        display.out(by_text(column, by))
+
+
+async def _lineage(opened: OpenRun) -> str | None:
+    outcomes = counted(await opened.store.outcomes(RolloutFilter(opened.run_id)))
+    return lineage_note(opened.record, [outcome.started_at for outcome in outcomes])
+
+
+async def _run_rollouts(opened: OpenRun, figures: Figures, wishes: Wishes, display: Display) -> None:
+    """What has no result yet, to a result."""
+    with display.bar("starting"):
+        async with open_rollouts(opened, training=False, notify=display.note) as parts:
+            earlier = await read_earlier(opened.store, opened.run_id, wishes.retry)
+            session = Session(opened, parts, earlier, figures, display)
+            try:
+                await session.run(yes=wishes.yes)
+            finally:
+                session.close()
+
+
+class Session:
+    """The rollouts of an eval that has been opened."""
+
+    def __init__(
+        self, opened: OpenRun, parts: Rollouts, earlier: Earlier, figures: Figures, display: Display
+    ) -> None:
+        config, dispatcher = opened.config, parts.dispatcher
+        self._opened, self._parts, self._earlier = opened, parts, earlier
+        self._config, self._figures, self._display = config, figures, display
+        self._results = earlier.among(parts.rows.indices, config.eval.attempts)
+        self._planned = False
+        for outcome in self._results:
+            figures.add(outcome)
+        self._total = len(parts.rows) * config.eval.attempts
+        self._to_do = self._total - len(self._results)
+        self._spending = Spending(run_budget(config), prices_of(config), earlier.usage)
+        self._progress = EvalProgress(
+            display,
+            self._to_do,
+            pass_threshold=config.eval.pass_threshold,
+            dollars=lambda: self._spending.dollars,
+        )
+        dispatcher.on_retry = self._on_retry
+        dispatcher.storm = self._storm = _storm(parts, config.eval.failure_budget, self._to_do)
+        self._deadline = Deadline(run_budget(config).seconds, self._out_of_time)
+
+    def close(self) -> None:
+        self._deadline.pause()
+
+    async def run(self, *, yes: bool) -> None:
+        """Everything that is to do; or a part of it, and why no more."""
+        asked = needs_answer(self._config, self._to_do, yes=yes)
+        self._check_budget()
+        self._deadline.start()
+        pilot = self._pilot()
+        if pilot:
+            await self._run(place for i, place in enumerate(self._waiting()) if i in pilot)
+        self._deadline.pause()  # a question takes as long as it takes
+        if not await self._agreed(ask=asked):
+            self._parts.dispatcher.stop("you did not want to go on")
+        self._deadline.start()
+        await self._run(place for i, place in enumerate(self._waiting()) if i not in pilot)
+        stopped = self._parts.dispatcher.stopped
+        self._figures.all.stopped = stopped
+        self._figures.all.by_choice = bool(stopped) and not self._storm.verdict
+
+    def _pilot(self) -> set[int]:
+        """Which of the places that wait are run first: none where nothing is at stake, or enough is known."""
+        if stake_of(self._config) is Stake.NOTHING or len(self._results) >= PILOT or self._to_do <= PILOT:
+            return set()
+        return spread_evenly(self._to_do)
+
+    async def _agreed(self, *, ask: bool) -> bool:
+        """Show the plan, where something is at stake. False: somebody was asked, and does not want it."""
+        self._planned = True
+        dispatcher, spent = self._parts.dispatcher, self._spending.dollars
+        if dispatcher.stopped or stake_of(self._config) is Stake.NOTHING:
+            return True  # there is nothing to agree to
+        plan = make_plan(self._total, self._results, prices_of(self._config), spent, dispatcher.window)
+        self._display.data({"event": "plan", "run_id": self._opened.run_id, **asdict(plan)})
+        self._display.note(plan_text(plan, self._config))
+        if not ask or not plan.to_do:
+            return True
+        with self._display.paused():
+            return await go_on()
+
+    def _waiting(self) -> Iterator[Place]:
+        """The same places in the same order, however often they are asked for."""
+        attempts = self._config.eval.attempts
+        return waiting(self._opened.run_id, self._parts.rows, attempts, self._earlier)
+
+    async def _run(self, places: Iterable[Place]) -> None:
+        async with aclosing(run_places(self._parts.dispatcher, places, self._earlier)) as ended:
+            async for rollout in ended:
+                self._on_result(rollout.outcome)
+
+    def _on_result(self, outcome: Outcome) -> None:
+        """It is on disk by now; the line of data says so."""
+        self._figures.add(outcome)
+        if not self._planned and is_result(outcome.status):
+            self._results.append(outcome)
+        self._spending.add(outcome)
+        self._display.data(_rollout_line(outcome))
+        self._progress.on_result(outcome)
+        self._check_budget()
+
+    def _on_retry(self, rollout: Rollout) -> None:
+        self._spending.add(rollout.outcome)
+        self._progress.on_retry(rollout)
+        self._check_budget()
+
+    def _check_budget(self) -> None:
+        if why := self._spending.exhausted:
+            self._parts.dispatcher.stop(why)
+
+    def _out_of_time(self) -> None:
+        self._parts.dispatcher.stop(self._spending.out_of_time())
+
+
+def _storm(parts: Rollouts, budget: int | None, to_run: int) -> Storm:
+    """When the run is stopped early, for failures that are not the workflow's or the grader's."""
+    return Storm(
+        window=parts.dispatcher.window,
+        budget=max(LEAST_BUDGET, to_run) if budget is None else budget,
+        down=parts.down,
+    )
+
+
+def _rollout_line(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "event": "rollout",
+        "rollout_id": outcome.rollout_id,
+        "row": outcome.row_index,
+        "member": outcome.member,
+        "status": outcome.status.value,
+        "reward": outcome.reward,
+        "reason": outcome.reason,
+        "turns": outcome.turns,
+        "prompt_tokens": outcome.prompt_tokens,
+        "completion_tokens": outcome.completion_tokens,
+        "tool_errors": outcome.tool_errors,
+        "duration_seconds": outcome.duration_seconds,
+    }
