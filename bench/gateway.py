@@ -1,6 +1,6 @@
 """What a call through the gateway costs, beside the shortest honest recorder and beside direct calls.
 
-    python bench/gateway.py [--quick] [--only plain,agents,streaming,growing,disk] [--repetitions 5]
+    python bench/gateway.py [--quick] [--only plain,streaming,first_byte,...] [--repetitions 5]
 
 Every system is a process of its own on loopback. CPU time is that of its whole process (all threads, user
 and system), read from the operating system's clock of that process. In each repetition every system takes its
@@ -47,6 +47,7 @@ PROMPT_IDS, COMPLETION_IDS = 512, 64  # that the stub model puts into its answer
 TOKEN_SECONDS = 0.002  # between two tokens of a stream
 AGENTS = 1024
 PATH = "/v1/chat/completions"
+FIRST_TOKENS = "first-tokens"  # a file
 TOOL = {
     "type": "function",
     "function": {
@@ -67,11 +68,14 @@ class Connection(asyncio.Protocol):
         self._received = bytearray()
         self._waiting: asyncio.Future[bytes] | None = None
         self._length = -1  # of the whole response; -1: not known yet, -2: chunked
+        self.first_byte_at = 0.0  # time.monotonic(), of the latest response
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
+        if not self._received:
+            self.first_byte_at = time.monotonic()
         self._received += data
         if self._length == -1:
             end = self._received.find(b"\r\n\r\n")
@@ -352,6 +356,25 @@ async def streaming(report: Report, folder: Path, options: argparse.Namespace) -
         cost_lines(report, running, "streaming", ms=None, ratio=2.5, checked="policy")
 
 
+async def first_byte(report: Report, folder: Path, options: argparse.Namespace) -> None:
+    streams = 100 if options.quick else 500
+    prompts = Prompts(prose())
+    system = prompts.text_of(3 * PROMPT_CHARS // 4)
+    with systems(folder, ["policy"], rollouts=1) as [policy]:
+        connection, arrived = await connect(policy.url), []
+        for number in range(streams):
+            await connection.post(prompts.agent(system, stream=True), policy.keys[0], f"s{number}")
+            arrived.append(connection.first_byte_at)
+        connection.close()
+    sampled = [float(line) for line in (folder / FIRST_TOKENS).read_text().split()]
+    behind = sorted(1000 * (b - a) for a, b in zip(sampled, arrived, strict=True))
+    report.section("from the engine's first token to the client's first byte (one stream at a time)")
+    p50, p99 = behind[len(behind) // 2], behind[len(behind) * 99 // 100]
+    report.say(
+        f"  policy     p50 {p50:6.3f} ms  p99 {p99:6.3f} ms  " + report.check("first byte: p50", p50, 5)
+    )
+
+
 # --- many agents with a slow model ------------------------------------------------------------------------
 
 
@@ -564,19 +587,26 @@ async def serve_stub(options: argparse.Namespace) -> None:
 
 
 class StubEngine:
-    """Samples the same 64 tokens, after `delay` seconds; one each 2 ms when somebody listens."""
+    """Samples the same 64 tokens, after `delay` seconds; one each 2 ms when somebody listens.
 
-    def __init__(self, token_ids: list[int], delay: float) -> None:
+    When it had the first token of each stream stands in the file `first_tokens`.
+    """
+
+    def __init__(self, token_ids: list[int], delay: float, first_tokens: Path) -> None:
         from osmosis_ai.engine.base import Completion
 
         self._delay = delay
+        self._first_tokens = first_tokens.open("w", buffering=1)
         self._completion = Completion(token_ids, [-0.5] * len(token_ids), "stop", 0)
 
     async def sample(self, prompt_ids: Any, sampling: Any, on_token: Any = None) -> Any:
         if self._delay:
             await asyncio.sleep(self._delay)
         if on_token is not None:
-            for token_id in self._completion.token_ids:
+            await asyncio.sleep(TOKEN_SECONDS)
+            self._first_tokens.write(f"{time.monotonic()}\n")
+            on_token(self._completion.token_ids[0])
+            for token_id in self._completion.token_ids[1:]:
                 await asyncio.sleep(TOKEN_SECONDS)
                 on_token(token_id)
         return self._completion
@@ -620,8 +650,10 @@ def policy_target(options: argparse.Namespace) -> Any:
         arithmetic="float32",
         eos_token_ids=renderer.end_ids,
     )
-    token_ids = renderer.encode(prose()[5_000:9_000])[: COMPLETION_IDS - 1]
-    return PolicyTarget(StubEngine([*token_ids, renderer.end_ids[0]], options.delay), info, renderer)  # type: ignore[arg-type]
+    token_ids = renderer.encode(" ".join(prose()[5_000:9_000].split()))[: COMPLETION_IDS - 1]
+    first_tokens = options.folder / FIRST_TOKENS
+    engine: Any = StubEngine([*token_ids, renderer.end_ids[0]], options.delay, first_tokens)
+    return PolicyTarget(engine, info, renderer)
 
 
 def provider_target(options: argparse.Namespace) -> Any:
@@ -673,6 +705,7 @@ CASES: dict[str, Callable[[Report, Path, argparse.Namespace], Awaitable[None]]] 
     "plain": plain,
     "agents": agents,
     "streaming": streaming,
+    "first_byte": first_byte,
     "growing": growing,
     "disk": disk,
 }
