@@ -1,8 +1,8 @@
 """A model of no latency, or a fixed one, in its own process: `python bench/stub_model.py [--seconds 2]`.
 
-An OpenAI-compatible endpoint that asks for `multiply(37, 4)` and answers "148" when it has the result. Prints
-its port, answers until its standard input ends. A bare protocol on httptools, so that it is never what is
-measured.
+An OpenAI-compatible endpoint that asks for `multiply(37, 4)` and answers "148" when it has the result. A
+request in which it says "seconds=1.5" waits as long. Prints its port, answers until its standard input ends.
+A bare protocol on httptools, so that it is never what is measured.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import sys
 import threading
 from typing import Any
@@ -18,6 +19,7 @@ import httptools
 import orjson
 import uvloop
 
+ASKED_SECONDS = re.compile(rb"seconds=([0-9.]+)")
 TOOL_CALL = {
     "id": "call_1",
     "type": "function",
@@ -74,11 +76,14 @@ class Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        request = orjson.loads(b"".join(self._body))
+        body = b"".join(self._body)
+        request = orjson.loads(body)
         self._body.clear()
+        asked = ASKED_SECONDS.search(body)
+        seconds = float(asked.group(1)) if asked else self.seconds
         reply = REPLIES[bool(request.get("stream")), request["messages"][-1]["role"] == "tool"]
-        if self.seconds:
-            asyncio.get_running_loop().call_later(self.seconds, self._transport.write, reply)
+        if seconds:
+            asyncio.get_running_loop().call_later(seconds, self._transport.write, reply)
         else:
             self._transport.write(reply)
 

@@ -27,7 +27,7 @@ OnCallback = Callable[[Body], Awaitable[None]]
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 FINISHED = "/v1/rollout/completed"
-REMEMBERED = 10_000  # ended rollouts whose servers may still have something to say
+REMEMBERED = 2048  # ended rollouts whose servers may still have something to say
 
 
 @dataclass(slots=True)

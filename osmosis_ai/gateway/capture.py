@@ -323,6 +323,7 @@ class OpenRollout:
         if self._running:
             await asyncio.wait([work.task for work in self._running])
         self._trees.clear()
+        self._tools.clear()
         whole: list[Turn] = []
         for kept in self.turns:
             whole.append(kept.whole(whole))

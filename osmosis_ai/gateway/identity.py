@@ -21,7 +21,7 @@ from osmosis_ai.gateway.retries import Retries
 from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
 from osmosis_ai.types import Message, ToolSchema
 
-REMEMBERED = 10_000  # ended rollouts, for clear answers to late calls
+REMEMBERED = 2048  # ended rollouts, for clear answers to late calls
 WITH_TURNS = 256  # of these, the latest that may keep their turns, for who asks for them again
 KEPT_TOKENS = 2_000_000  # that they keep together: at most 24 MB, and the messages
 MAX_SAMPLE_ID = 256  # characters

@@ -48,7 +48,7 @@ from osmosis_ai.types import Outcome, Rollout, Sample, Status, Turn
 
 T = TypeVar("T")
 
-MAX_KNOWN_CONTENTS = 50_000  # hashes of stored messages that the writer remembers
+MAX_KNOWN_CONTENTS = 10_000  # hashes of stored messages that the writer remembers
 MAX_RECORDED = 8  # turns of a running rollout that are remembered
 INTERRUPTED = "the run was stopped while it ran"
 
