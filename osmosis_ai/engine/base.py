@@ -118,6 +118,10 @@ class StepStats:
     grad_norm: float  # before clipping
 
 
+# Gets each token as it comes; true: it was the last one that is wanted.
+OnToken = Callable[[int], bool | None]
+
+
 class Engine(Protocol):
     """Turns prompt tokens into completion tokens, and may learn. All verbs may be called from one loop."""
 
@@ -129,11 +133,12 @@ class Engine(Protocol):
         self,
         prompt_ids: Sequence[int],
         sampling: Sampling,
-        on_token: Callable[[int], None] | None = None,
+        on_token: OnToken | None = None,
     ) -> Completion:
         """One completion from the published weights. Cancelling the call stops the work.
 
-        `on_token` is called on the event loop for each token as it comes. Raises EngineError.
+        `on_token` is called on the event loop for each token as it comes. Where it returns true the
+        completion ends with that token, as if by a stop. Raises EngineError.
         """
         ...
 

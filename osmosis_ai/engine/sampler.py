@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from osmosis_ai.engine.base import Completion, Sampling
+from osmosis_ai.engine.base import Completion, OnToken, Sampling
 from osmosis_ai.engine.uniform import uniform
 from osmosis_ai.errors import EngineError
 
@@ -84,11 +84,13 @@ class _Request:
 
     sampling: Sampling
     end_ids: frozenset[int]
-    on_token: Callable[[int], None] | None
+    on_token: OnToken | None
     loop: asyncio.AbstractEventLoop
     ended: asyncio.Future[None]
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    reported: int = 0  # tokens that `on_token` has got
+    enough: bool = False  # it wants no more; what was sampled meanwhile is dropped
 
     @property
     def next_uniform(self) -> float:
@@ -101,8 +103,12 @@ class _Request:
             self.loop.call_soon_threadsafe(self._report, token_id)
 
     def _report(self, token_id: int) -> None:
-        if self.on_token is not None and not self.ended.done():
-            self.on_token(token_id)
+        if self.on_token is None or self.ended.done():
+            return
+        self.reported += 1
+        if self.on_token(token_id):
+            self.enough = True
+            self.ended.set_result(None)
 
     def end(self, error: str | None) -> None:
         """On the event loop."""
@@ -134,7 +140,7 @@ class Sampler:
         atexit.register(self.close)
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_token: Callable[[int], None] | None
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_token: OnToken | None
     ) -> Completion:
         """Sample one completion (its version is -1: the engine knows). Cancelling drops the request."""
         loop = asyncio.get_running_loop()
@@ -148,9 +154,12 @@ class Sampler:
             await request.ended
         finally:
             self._requests.pop(name, None)
-            if request.ended.cancelled() or not request.ended.done():
+            if request.ended.cancelled() or not request.ended.done() or request.enough:
                 self._manager.cancel_request(name)
                 self._manager.output_router.result_handlers.pop(name, None)
+        if request.enough:
+            kept = request.reported
+            return Completion(request.token_ids[:kept], request.logprobs[:kept], "stop", version=-1)
         finish = "stop" if request.token_ids[-1] in request.end_ids else "length"
         return Completion(request.token_ids, request.logprobs, finish, version=-1)  # type: ignore[arg-type]
 

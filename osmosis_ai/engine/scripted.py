@@ -21,6 +21,7 @@ from osmosis_ai.engine.base import (
     EngineInfo,
     EngineSpec,
     LossSpec,
+    OnToken,
     OptimSpec,
     SampleRecord,
     Sampling,
@@ -88,7 +89,7 @@ class ScriptedEngine:
         self,
         prompt_ids: Sequence[int],
         sampling: Sampling,
-        on_token: Callable[[int], None] | None = None,
+        on_token: OnToken | None = None,
     ) -> Completion:
         """The script's answer to this call. Raises EngineError when the script has no more answers."""
         info = self._opened()
@@ -97,14 +98,16 @@ class ScriptedEngine:
             self._opened()
             ends = {*info.eos_token_ids, *sampling.stop_ids}
             token_ids = _as_completion(self._answer(prompt_ids, sampling), info, sampling, ends)
-            for token_id in token_ids:
+            stopped = False
+            for count, token_id in enumerate(token_ids, 1):
                 await asyncio.sleep(self._token_seconds)
-                if on_token is not None:
-                    on_token(token_id)
+                if on_token is not None and on_token(token_id):
+                    token_ids, stopped = token_ids[:count], True
+                    break
             completion = Completion(
                 token_ids=token_ids,
                 logprobs=_logprobs([*prompt_ids, *token_ids])[len(prompt_ids) :],
-                finish_reason="stop" if token_ids[-1] in ends else "length",
+                finish_reason="stop" if stopped or token_ids[-1] in ends else "length",
                 version=version,
             )
         self.log.append(SampleRecord(tuple(prompt_ids), sampling, completion))

@@ -34,6 +34,7 @@ from osmosis_ai.engine.base import (
     EngineInfo,
     EngineSpec,
     LossSpec,
+    OnToken,
     OptimSpec,
     SampleRecord,
     Sampling,
@@ -90,7 +91,7 @@ class TorchEngine:
         self,
         prompt_ids: Sequence[int],
         sampling: Sampling,
-        on_token: Callable[[int], None] | None = None,
+        on_token: OnToken | None = None,
     ) -> Completion:
         """One completion from the published weights; waits while newer ones are not published yet."""
         info = self._opened(self._info)

@@ -1,17 +1,17 @@
 """Stop texts: where an answer ends, in text and in tokens.
 
-The engine stops at tokens; a stop text may begin in the middle of one and span several. So the answer is cut
-afterwards: the text before the first stop is the answer, the tokens up to the one that completes the stop are
-the completion, exactly as they were sampled. What the engine sampled beyond is no part of the turn, and its
-count is recorded (`sampling["tokens_after_stop"]`).
+The engine stops at tokens; a stop text may begin in the middle of one and span several. So the answer is cut:
+the text before the first stop is the answer, the tokens up to the one that completes the stop are the
+completion, exactly as they were sampled. The engine is told to end there; where it has sampled more by then
+(a text inside a tool call is looked at when the call is whole), that is no part of the turn, and its count is
+recorded (`sampling["tokens_after_stop"]`).
 
     sampled  ["I", " add", ".\\n", "Obs", "ervation", ":", " 5"],  stop "\\nObservation:"
     text     "I add."
     tokens   ["I", " add", ".\\n", "Obs", "ervation", ":"]        1 token after the stop
 
 Cutting is no change of the distribution: each kept token was drawn before anybody looked at the text behind
-it. A stop that is a single special token does end the engine's work. (An engine that could be told to stop by
-`on_token` would save the tokens beyond for all others.)
+it. A stop that is a single special token is one of the engine's own.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class StopFilter:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        self._stopped = False
+        self.stopped = False
 
     def push(self, text: str) -> str:
         """The text that is certain now and was not before."""
-        if self._stopped:
+        if self.stopped:
             return ""
         text = self._held + text
         if found := first_stop(text, self._stops):
-            self._stopped = True
+            self.stopped = True
             return text[: found[0]]
         certain = len(text) - max(_overlap(text, stop) for stop in self._stops)
         self._held = text[certain:]

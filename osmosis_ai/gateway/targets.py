@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from osmosis_ai.engine.base import Completion, Engine, EngineInfo, Sampling
+from osmosis_ai.engine.base import Completion, Engine, EngineInfo, OnToken, Sampling
 from osmosis_ai.engine.completions import ParsedCompletion, parse_completion
 from osmosis_ai.errors import ProviderError
 from osmosis_ai.gateway.call import MODEL, Answer, ModelCall, Refusal, SamplingDefaults, SamplingWish
@@ -76,7 +76,9 @@ class PolicyTarget:
         sampling = self._within_context(sampling, len(placement.prompt_ids))
         ends = {*self._info.eos_token_ids, *stop_ids}
         calls_tools = call.wish.tools_allowed and bool(call.tools)
-        on_token = None if on_text is None else self._on_token(on_text, ends, stop_texts, calls_tools)
+        on_token = None
+        if on_text is not None or stop_texts:
+            on_token = self._on_token(on_text, ends, stop_texts, calls_tools)
         completion = await self._engine.sample(placement.prompt_ids, sampling, on_token)
         read = self._read(completion, ends, stop_texts)
         parsed = parse_completion(read.text) if calls_tools else ParsedCompletion(content=read.text)
@@ -111,19 +113,19 @@ class PolicyTarget:
             ) from error
 
     def _on_token(
-        self, on_text: OnText, ends: set[int], stop_texts: Sequence[str], calls_tools: bool
-    ) -> Callable[[int], None]:
+        self, on_text: OnText | None, ends: set[int], stop_texts: Sequence[str], calls_tools: bool
+    ) -> OnToken:
+        """Hands the text on, and ends the engine's work where a stop text is complete."""
         stream = TextStream(self._renderer.decode, tool_calls=calls_tools)
         stops = StopFilter(stop_texts) if stop_texts else None
 
-        def on_token(token_id: int) -> None:
-            if token_id in ends:
-                return
-            text = stream.push(token_id)
+        def on_token(token_id: int) -> bool:
+            text = "" if token_id in ends else stream.push(token_id)
             if stops is not None and text:
                 text = stops.push(text)
-            if text:
+            if text and on_text is not None:
                 on_text(text)
+            return stops is not None and stops.stopped
 
         return on_token
 

@@ -243,3 +243,19 @@ async def test_after_close_every_call_says_so_and_closing_again_is_harmless(engi
     await engine.close()
     with pytest.raises(EngineError, match="closed"):
         await engine.sample(PROMPT, Sampling(max_tokens=4))
+
+
+async def test_a_caller_that_has_enough_ends_the_completion_with_that_token(engine: Any):
+    sampling = Sampling(max_tokens=11, seed=3, temperature=3.0)
+    whole = await engine.sample(PROMPT, sampling)
+    seen: list[int] = []
+
+    def on_token(token_id: int) -> bool:
+        seen.append(token_id)
+        return len(seen) == 4
+
+    cut = await engine.sample(PROMPT, sampling, on_token)
+    assert seen == cut.token_ids == whole.token_ids[:4]
+    assert (cut.logprobs, cut.finish_reason) == (whole.logprobs[:4], "stop")
+    assert engine.log[-1].completion == cut
+    await engine.publish()  # nothing is left in the batch

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from osmosis_ai.engine.base import Completion, EngineInfo, Sampling
+from osmosis_ai.engine.base import Completion, EngineInfo, OnToken, Sampling
 from osmosis_ai.engine.policy import train_tokenizer
 from osmosis_ai.errors import StoreError
 from osmosis_ai.gateway.app import Gateway, SamplingDefaults
@@ -69,7 +69,7 @@ class TextEngine:
         self,
         prompt_ids: Sequence[int],
         sampling: Sampling,
-        on_token: Callable[[int], None] | None = None,
+        on_token: OnToken | None = None,
     ) -> Completion:
         self.asked.append(sampling)
         text = self.answer(self.renderer.decode(prompt_ids), sampling)
@@ -80,8 +80,12 @@ class TextEngine:
                 if self.hold is not None and position >= self.hold_after:
                     await self.hold.wait()
                 if on_token is not None:
-                    on_token(token_id)
+                    enough = on_token(token_id)
                     await asyncio.sleep(0)
+                    if enough:
+                        ids = ids[: position + 1]
+                        whole = ids
+                        break
         except asyncio.CancelledError:
             self.cancelled += 1
             raise

@@ -280,7 +280,7 @@ async def test_an_answer_is_cut_at_the_first_stop_and_its_tokens_are_exact(
         assert found not in renderer.decode(
             turn.completion_ids[:-1]
         )  # it ends with the token that completes it
-        assert turn.sampling["tokens_after_stop"] == len(completion.token_ids) - kept
+        assert turn.sampling["tokens_after_stop"] == len(completion.token_ids) - kept == 0
     await g.say(user("go"), {"role": "assistant", "content": said}, user("on"), stop=stop)
     second = store.turns["r1"][1]
     assert second.parent == 0
