@@ -24,6 +24,7 @@ import apsw
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.store.admissions import SqliteAdmissions
+from osmosis_ai.store.appending import not_next, prove_parent, status_of
 from osmosis_ai.store.base import Native, RolloutFilter, RunRecord, RunState, RunSummary, StepRecord
 from osmosis_ai.store.columns import (
     INSERT_NEXT_TURN,
@@ -41,7 +42,7 @@ from osmosis_ai.store.columns import (
 )
 from osmosis_ai.store.native import Bodies, Columns, read_natives
 from osmosis_ai.store.outcomes import read_outcomes
-from osmosis_ai.store.packing import Content, begin_digest, printable, to_json
+from osmosis_ai.store.packing import Content, printable, to_json
 from osmosis_ai.store.schema import open_readonly, open_writable
 from osmosis_ai.store.writer import Writer, store_error
 from osmosis_ai.types import Outcome, Rollout, Sample, Status, Turn
@@ -148,7 +149,7 @@ class SqliteStore:
         )
 
         def work(db: apsw.Connection) -> None:
-            if _status(db, rollout.rollout_id) is not None:
+            if status_of(db, rollout.rollout_id) is not None:
                 raise StoreError(f"rollout {rollout.rollout_id!r} has been started already in {self.path}")
             if db.execute("SELECT 1 FROM run WHERE run_id = ?", (rollout.run_id,)).get is None:
                 raise StoreError(f"there is no run {rollout.run_id!r} in {self.path}")
@@ -185,7 +186,7 @@ class SqliteStore:
                 (status.value, printable(reason), duration_seconds, rollout_id, Status.RUNNING.value),
             )
             if db.changes() == 0:
-                if _status(db, rollout_id) is None:
+                if status_of(db, rollout_id) is None:
                     raise StoreError(f"there is no rollout {rollout_id!r} in {self.path}")
                 return False
             for position, sample in enumerate(packed):
@@ -293,7 +294,7 @@ class SqliteStore:
         parent: RecordedTurn | None,
     ) -> RecordedTurn:
         name = f"turn {turn.ordinal} of rollout {turn.rollout_id!r}"
-        shared, tokens_digest = _prove_parent(db, turn, packed, parent, name)
+        shared, tokens_digest = prove_parent(db, turn, packed, parent, name)
         message_ids = packed.known + [self._content_id(db, "message", content) for content in packed.messages]
         response_id = self._content_id(db, "message", packed.response)
         total_tokens = len(turn.prompt_ids) + len(turn.completion_ids)
@@ -324,7 +325,7 @@ class SqliteStore:
         )
         db.execute(INSERT_NEXT_TURN, values)
         if db.changes() == 0:
-            raise _not_next(db, turn, name)
+            raise not_next(db, turn, name)
         return RecordedTurn(
             sample_id=turn.sample_id,
             messages=[*turn.messages, turn.response],
@@ -372,59 +373,3 @@ class SqliteStore:
             content_id = db.execute(f"SELECT id FROM {table} WHERE hash = ?", (content.hash,)).get
         self._known[key] = content_id
         return content_id
-
-
-def _status(db: apsw.Connection, rollout_id: str) -> str | None:
-    status: str | None = db.execute("SELECT status FROM rollout WHERE rollout_id = ?", (rollout_id,)).get
-    return status
-
-
-def _not_next(db: apsw.Connection, turn: Turn, name: str) -> StoreError:
-    """Why the turn was not taken: the rollout does not run, or another ordinal is next."""
-    status = _status(db, turn.rollout_id)
-    if status is None:
-        return StoreError(f"{name} cannot be appended: the rollout was never started")
-    if status != Status.RUNNING.value:
-        return StoreError(f"{name} cannot be appended: the rollout has ended ({status})")
-    expected = db.execute(
-        "SELECT coalesce(max(ordinal) + 1, 0) FROM turn WHERE rollout_id = ?", (turn.rollout_id,)
-    ).get
-    return StoreError(f"{name} cannot be appended: the next turn of this rollout is {expected}")
-
-
-def _prove_parent(
-    db: apsw.Connection, turn: Turn, packed: PackedTurn, parent: RecordedTurn | None, name: str
-) -> tuple[int, bytes]:
-    """How many leading prompt tokens are the parent's (0 without one), and the digest of all tokens."""
-    total = 0
-    prompt_ids = memoryview(packed.prompt_ids)
-    if turn.parent is not None:
-        sample_id, total, parent_digest = _parent_of(db, turn, parent, name)
-        if sample_id != turn.sample_id:
-            raise StoreError(
-                f"{name} belongs to sample {turn.sample_id!r} but its parent {turn.parent} to {sample_id!r}"
-            )
-    hashed = begin_digest(prompt_ids[: 4 * total])
-    if turn.parent is not None and (len(turn.prompt_ids) < total or hashed.digest() != parent_digest):
-        raise StoreError(
-            f"{name} does not continue its parent: its {len(turn.prompt_ids)} prompt tokens do not start "
-            f"with the {total} tokens of turn {turn.parent}. Record it without a parent, as a new branch."
-        )
-    hashed.update(prompt_ids[4 * total :])
-    hashed.update(packed.completion_ids)
-    return total, hashed.digest()
-
-
-def _parent_of(
-    db: apsw.Connection, turn: Turn, parent: RecordedTurn | None, name: str
-) -> tuple[str, int, bytes]:
-    """Sample, number of tokens and their digest, of the turn's parent."""
-    if parent is not None:
-        return parent.sample_id, parent.total_tokens, parent.tokens_digest
-    row: tuple[str, int, bytes] | None = db.execute(
-        "SELECT sample_id, total_tokens, tokens_digest FROM turn WHERE rollout_id = ? AND ordinal = ?",
-        (turn.rollout_id, turn.parent),
-    ).fetchone()
-    if row is None:
-        raise StoreError(f"{name} names turn {turn.parent} as its parent, which does not exist")
-    return row
