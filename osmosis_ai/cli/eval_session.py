@@ -120,7 +120,7 @@ async def _run_rollouts(opened: OpenRun, figures: Figures, wishes: Wishes, displ
     """What has no result yet, to a result."""
     with display.bar("starting"):
         async with open_rollouts(opened, training=False, notify=display.note) as parts:
-            earlier = await read_earlier(opened.store, opened.run_id, wishes.retry)
+            earlier = await read_earlier(opened.store, opened.run_id, wishes.retry, parts.rows.indices)
             session = Session(opened, parts, earlier, figures, display)
             try:
                 await session.run(yes=wishes.yes)

@@ -128,11 +128,10 @@ def _amended(
 
 async def run_id_of(store: Store, name: str, *, fresh: bool) -> str:
     """The newest run of that name, or with `fresh` the next one: name, name-2, name-3, ..."""
-    taken = {summary.run.run_id for summary in await store.list_runs()}
     number = 1
-    while numbered(name, number + 1) in taken:
+    while await store.get_run(numbered(name, number + 1)) is not None:
         number += 1
-    if fresh and numbered(name, number) in taken:
+    if fresh and await store.get_run(numbered(name, number)) is not None:
         number += 1
     return numbered(name, number)
 

@@ -48,17 +48,22 @@ class Earlier:
         return [o for o in self.results if o.row_index in wanted and o.member < attempts]
 
 
-async def read_earlier(store: Store, run_id: str, retry: Collection[Status] = ()) -> Earlier:
+async def read_earlier(
+    store: Store, run_id: str, retry: Collection[Status] = (), rows: Collection[int] | None = None
+) -> Earlier:
     """The state of a run that goes on, as light as it can be held.
 
-    Results whose status is in `retry` are superseded first, all at once: the run has none of them any more,
-    whatever becomes of this life of it.
+    Results (of `rows`) whose status is in `retry` are superseded first, all at once: the run has none of them
+    any more, whatever becomes of this life of it.
     """
     outcomes = await store.outcomes(RolloutFilter(run_id))
-    again = [outcome.rollout_id for outcome in outcomes if outcome.status in retry]
+    chosen = rows if rows is None or isinstance(rows, range) else set(rows)
+    again = {
+        o.rollout_id for o in outcomes if o.status in retry and (chosen is None or o.row_index in chosen)
+    }
     if again:
-        await store.supersede(again)
-    results = counted(o for o in outcomes if is_result(o.status) and o.status not in retry)
+        await store.supersede(sorted(again))
+    results = counted(o for o in outcomes if is_result(o.status) and o.rollout_id not in again)
     done = {(o.group_id, o.member) for o in results}
     unfinished = [o.rollout_id for o in outcomes if (o.group_id, o.member) not in done]
     usage = sum(map(usage_of_outcome, outcomes), NOTHING)
