@@ -19,7 +19,7 @@ from osmosis_ai.cli.options import (
     setting,
     workspace_at,
 )
-from osmosis_ai.errors import InfrastructureError, OsmosisError
+from osmosis_ai.errors import InfrastructureError, OsmosisError, UsageError
 from osmosis_ai.eval.gates import exit_code as gated
 from osmosis_ai.eval.gates import mean_at_least
 from osmosis_ai.eval.run import RETRY
@@ -77,6 +77,8 @@ def run(
     wishes = Wishes(fresh, accept_changes, RETRY.get(retry or "", frozenset()), yes, by)
     read = read_config(config, name, settings, selection)
     display = Display(as_json=as_json)
+    if junit is not None and not junit.absolute().parent.is_dir():
+        raise UsageError(f"--junit {junit}: there is no folder {junit.absolute().parent}; make it first")
     if dry_run:
         origins = _origins(name, settings, selection)
         return run_async(show_plan(read, workspace_at(workspace), origins, fresh=fresh, display=display))

@@ -115,7 +115,10 @@ def _limits(config: Config) -> list[str]:
 
 
 async def go_on() -> bool:
-    """The question. Ctrl-C ends it like anything else that waits."""
+    """The question. What was typed before is no answer; Ctrl-C ends it like anything else that waits."""
+    import termios
+
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)
     click.echo("go on? [y/N] ", nl=False, err=True)
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[str] = loop.create_future()

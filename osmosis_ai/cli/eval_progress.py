@@ -23,12 +23,14 @@ class EvalProgress:
         *,
         pass_threshold: float = 1.0,
         dollars: Callable[[], float | None] = lambda: None,
+        throttled: Callable[[], int] = lambda: 0,
         lines: bool = True,
     ) -> None:
         self._display = display
         self._total = total
         self._pass_threshold = pass_threshold
         self._dollars = dollars  # that the whole run has cost so far; None: no prices are known
+        self._throttled = throttled  # answers so far that said "too many requests"
         self._lines = lines  # one for each result, where nothing lives
         self._done = self._tokens = 0
         self._rewards = 0.0
@@ -76,6 +78,8 @@ class EvalProgress:
             yield by_status, f"{self._failed.total()} failed"
         if (dollars := self._dollars()) is not None:
             yield (f"${dollars:.2f}",)
+        if throttled := self._throttled():
+            yield f"{throttled} answers said 'too many requests'", f"{throttled} x 429"
         if not self._binary:
             yield (f"reward {self._rewards / (self._done - self._failed.total()):.3f}",)
         if (seconds := time.monotonic() - self._started) > 0:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
-from osmosis_ai.cli.display import first_line
+from osmosis_ai.cli.display import Display, first_line
 from osmosis_ai.eval.tally import EvalReport, Spread
 
 PER_ROLLOUT = {  # figure of the report -> its name here and how it is written
@@ -13,6 +14,17 @@ PER_ROLLOUT = {  # figure of the report -> its name here and how it is written
     "seconds": ("seconds", "{:,.2f}"),
     "model_seconds": ("of the model", "{:,.2f}"),
 }
+
+
+def say_report(
+    display: Display, run_id: str, report: EvalReport, by: Mapping[str, EvalReport], column: str | None
+) -> None:
+    """As a line of data, or as text; `by` are the reports of the values of a metadata column."""
+    parts = {value: asdict(part) for value, part in by.items()}
+    display.data({"event": "report", "run_id": run_id, **asdict(report), "by": parts})
+    display.out(report_text(run_id, report))
+    if column is not None and by:
+        display.out(by_text(column, by))
 
 
 def report_text(run_id: str, report: EvalReport) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.eval_plan import Stake, go_on, needs_answer, plan_text, run_budget, stake_of
 from osmosis_ai.cli.eval_progress import EvalProgress
-from osmosis_ai.cli.eval_report import by_text, report_text
+from osmosis_ai.cli.eval_report import say_report
 from osmosis_ai.config import Config
 from osmosis_ai.controller.dispatch import is_result
 from osmosis_ai.controller.flight import Place
@@ -24,7 +24,7 @@ from osmosis_ai.eval.junit import write_junit
 from osmosis_ai.eval.plan import PILOT, make_plan, spread_evenly
 from osmosis_ai.eval.run import Earlier, read_earlier, run_places, waiting
 from osmosis_ai.eval.stored import column_of, counted, lineage_note
-from osmosis_ai.eval.tally import EvalReport, Tally
+from osmosis_ai.eval.tally import EvalReport, Tallies
 from osmosis_ai.store.base import RolloutFilter
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Outcome, Rollout, Status
@@ -55,9 +55,9 @@ async def run_eval(
         if not opened.resumed:  # refused before anything is started; what is left of a run is known later
             needs_answer(config, len(read_rows(config)) * config.eval.attempts, yes=wishes.yes)
         display.note(f"{'resuming' if opened.resumed else 'starting'} run {opened.run_id}")
-        figures = Figures(config, column)
+        tallies = Tallies(config.eval.attempts, config.eval.pass_threshold, prices_of(config), column)
         try:
-            await _run_rollouts(opened, figures, wishes, display)
+            await _run_rollouts(opened, tallies, wishes, display)
         except asyncio.CancelledError:
             await opened.finish(interrupted=True)
             display.note("interrupted; what has a result is kept. The same command goes on.")
@@ -65,9 +65,9 @@ async def run_eval(
         except Exception as error:  # whatever ended the run, also what nobody foresaw: its record says so
             await opened.fail(error)
             raise
-        report = figures.all.report()
+        report = tallies.all.report()
         await opened.finish(report.stopped, interrupted=report.by_choice)
-        await _say(opened, report, figures, wishes.by, display)
+        await _say(opened, report, tallies, wishes.by, display)
         if junit is not None:
             outcomes = counted(await opened.store.outcomes(RolloutFilter(opened.run_id)))
             write_junit(junit, opened.run_id, outcomes, config.eval.pass_threshold)
@@ -79,36 +79,12 @@ def _column(config: Config, by: str | None) -> Mapping[int, str]:
     return {} if by is None else column_of({row.index: row for row in read_rows(config)}, by)
 
 
-class Figures:
-    """What is counted: of all rollouts, and by the values of a metadata column."""
-
-    def __init__(self, config: Config, column: Mapping[int, str]) -> None:
-        self._settings = (config.eval.attempts, config.eval.pass_threshold, prices_of(config))
-        self._column = column
-        self.all = Tally(*self._settings)
-        self._by: dict[str, Tally] = {}
-
-    def add(self, outcome: Outcome) -> None:
-        self.all.add(outcome)
-        if self._column:
-            value = self._column[outcome.row_index]
-            self._by.setdefault(value, Tally(*self._settings)).add(outcome)
-
-    def by(self) -> dict[str, EvalReport]:
-        return {value: tally.report() for value, tally in self._by.items()}
-
-
 async def _say(
-    opened: OpenRun, report: EvalReport, figures: Figures, column: str | None, display: Display
+    opened: OpenRun, report: EvalReport, tallies: Tallies, column: str | None, display: Display
 ) -> None:
     if opened.record.lineage and (note := await _lineage(opened)):
         display.note(f"note: {note}")
-    by = figures.by()
-    parts = {value: asdict(part) for value, part in by.items()}
-    display.data({"event": "report", "run_id": opened.run_id, **asdict(report), "by": parts})
-    display.out(report_text(opened.run_id, report))
-    if column is not None and by:
-        display.out(by_text(column, by))
+    say_report(display, opened.run_id, report, tallies.by(), column)
 
 
 async def _lineage(opened: OpenRun) -> str | None:
@@ -116,12 +92,12 @@ async def _lineage(opened: OpenRun) -> str | None:
     return lineage_note(opened.record, [outcome.started_at for outcome in outcomes])
 
 
-async def _run_rollouts(opened: OpenRun, figures: Figures, wishes: Wishes, display: Display) -> None:
+async def _run_rollouts(opened: OpenRun, tallies: Tallies, wishes: Wishes, display: Display) -> None:
     """What has no result yet, to a result."""
     with display.bar("starting"):
         async with open_rollouts(opened, training=False, notify=display.note) as parts:
             earlier = await read_earlier(opened.store, opened.run_id, wishes.retry, parts.rows.indices)
-            session = Session(opened, parts, earlier, figures, display)
+            session = Session(opened, parts, earlier, tallies, display)
             try:
                 await session.run(yes=wishes.yes)
             finally:
@@ -132,15 +108,15 @@ class Session:
     """The rollouts of an eval that has been opened."""
 
     def __init__(
-        self, opened: OpenRun, parts: Rollouts, earlier: Earlier, figures: Figures, display: Display
+        self, opened: OpenRun, parts: Rollouts, earlier: Earlier, tallies: Tallies, display: Display
     ) -> None:
         config, dispatcher = opened.config, parts.dispatcher
         self._opened, self._parts, self._earlier = opened, parts, earlier
-        self._config, self._figures, self._display = config, figures, display
+        self._config, self._tallies, self._display = config, tallies, display
         self._results = earlier.among(parts.rows.indices, config.eval.attempts)
         self._planned = False
         for outcome in self._results:
-            figures.add(outcome)
+            tallies.add(outcome)
         self._total = len(parts.rows) * config.eval.attempts
         self._to_do = self._total - len(self._results)
         self._spending = Spending(run_budget(config), prices_of(config), earlier.usage)
@@ -149,6 +125,7 @@ class Session:
             self._to_do,
             pass_threshold=config.eval.pass_threshold,
             dollars=lambda: self._spending.dollars,
+            throttled=lambda: 0 if parts.provider is None else parts.provider.state().throttled,
         )
         dispatcher.on_retry = self._on_retry
         dispatcher.storm = self._storm = _storm(parts, config.eval.failure_budget, self._to_do)
@@ -171,8 +148,8 @@ class Session:
         self._deadline.start()
         await self._run(place for i, place in enumerate(self._waiting()) if i not in pilot)
         stopped = self._parts.dispatcher.stopped
-        self._figures.all.stopped = stopped
-        self._figures.all.by_choice = bool(stopped) and not self._storm.verdict
+        self._tallies.all.stopped = stopped
+        self._tallies.all.by_choice = bool(stopped) and not self._storm.verdict
 
     def _pilot(self) -> set[int]:
         """Which of the places that wait are run first: none where nothing is at stake, or enough is known."""
@@ -206,7 +183,7 @@ class Session:
 
     def _on_result(self, outcome: Outcome) -> None:
         """It is on disk by now; the line of data says so."""
-        self._figures.add(outcome)
+        self._tallies.add(outcome)
         if not self._planned and is_result(outcome.status):
             self._results.append(outcome)
         self._spending.add(outcome)

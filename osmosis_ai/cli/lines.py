@@ -290,7 +290,12 @@ LINES: Mapping[str, tuple[Line, ...]] = {
     "train run": (*STEPS, Line("done", (Trained,))),
     "train submit": PREFLIGHT,
     "runs list": (Line("run", (RunSummary,)),),
-    "runs show": (Line("run", (RunRecord,)), *STEPS, Line("rollout", (OfLineage, Rollout))),
+    "runs show": (
+        Line("run", (RunRecord,)),
+        *STEPS,
+        Line("rollout", (OfLineage, Rollout)),
+        Line("report", (OfRun, EvalReport, ByColumn)),
+    ),
     "runs export": (Line("exported", (Exported,)),),
     "runs import": (Line("imported", (Imported,)),),
     "runs wire": (Line("call", (Call,)),),

@@ -54,50 +54,94 @@ def _summary_line(summary: RunSummary) -> str:
 @click.option("--row", type=int, help="The rollouts of one row, in full.")
 @click.option("--step", type=int, help="Only rollouts of this step.")
 @click.option("--rollout", "rollout_id", help="One rollout, in full.")
+@click.option("--by", metavar="COLUMN", help="Of an eval: report by this metadata column of the dataset too.")
+@click.option(
+    "--dataset",
+    type=click.Path(path_type=Path),
+    help="With --by: the dataset, when the path in the run's config does not lead there.",
+)
 @WORKSPACE
 @JSON
 def show(
-    run_id: str, row: int | None, step: int | None, rollout_id: str | None, workspace: Path, as_json: bool
+    run_id: str,
+    row: int | None,
+    step: int | None,
+    rollout_id: str | None,
+    by: str | None,
+    dataset: Path | None,
+    workspace: Path,
+    as_json: bool,
 ) -> None:
-    """One run: its steps and rollouts; with --row or --rollout, conversations in full."""
+    """One run: its steps and rollouts; with --row or --rollout, conversations in full.
+
+    Of an eval also the report: rewards with their intervals, failures, turns, tokens, time and cost.
+    """
     wanted = RolloutFilter(
         run_id, step=step, row_index=row, rollout_ids=[rollout_id] if rollout_id is not None else []
     )
     in_full = row is not None or rollout_id is not None
-    asyncio.run(_show(workspace_at(workspace), wanted, in_full, Display(as_json=as_json)))
+    display = Display(as_json=as_json)
+
+    async def work() -> None:
+        store = existing_store(workspace_at(workspace))
+        try:
+            run = await _show(store, wanted, in_full, display)
+            if run.kind == "eval" and not in_full:
+                await _report(store, run, by, dataset, display)
+        finally:
+            await store.close()
+
+    asyncio.run(work())
 
 
-async def _show(workspace: Workspace, wanted: RolloutFilter, in_full: bool, display: Display) -> None:
-    store = existing_store(workspace)
-    try:
-        run = await store.get_run(wanted.run_id)
-        if run is None:
-            known = ", ".join(summary.run.run_id for summary in await store.list_runs())
-            raise UsageError(f"there is no run {wanted.run_id!r}. Known: {known or 'none'}.")
-        rollouts = await store.rollouts(wanted, turns=in_full)
-        if in_full and not rollouts:
-            raise UsageError(f"run {run.run_id!r} has no such rollout. {await _held(store, run.run_id)}")
-        if in_full:
-            for rollout in rollouts:
-                display.data(_plain(run, rollout))
-                display.out(transcript(rollout))
-            return
-        display.data({"event": "run", **asdict(run)})
-        display.out(f"run {run.run_id}: {run.kind}, {run.state}{': ' + run.error if run.error else ''}")
-        for amendment in run.lineage:
-            display.out(_amendment_line(amendment))
-        steps = await store.steps(run.run_id)
-        for record in steps:
-            display.data({"event": "step", "step": record.step, "version": record.version} | record.metrics)
-            display.out("  " + "  ".join(step_parts(record, steps[-1].step)))
-        for rollout in sorted(rollouts, key=lambda r: (r.step, r.row_index, r.group_id, r.member, r.attempt)):
-            plain = _plain(run, rollout)
-            display.data(plain)
-            if run.kind == "eval":
-                after = f"  (after change {plain['lineage']})" if plain["lineage"] else ""
-                display.out(_rollout_line(rollout) + after)
-    finally:
-        await store.close()
+async def _show(store: SqliteStore, wanted: RolloutFilter, in_full: bool, display: Display) -> RunRecord:
+    run = await store.get_run(wanted.run_id)
+    if run is None:
+        known = ", ".join(summary.run.run_id for summary in await store.list_runs())
+        raise UsageError(f"there is no run {wanted.run_id!r}. Known: {known or 'none'}.")
+    rollouts = await store.rollouts(wanted, turns=in_full)
+    if in_full and not rollouts:
+        raise UsageError(f"run {run.run_id!r} has no such rollout. {await _held(store, run.run_id)}")
+    if in_full:
+        for rollout in rollouts:
+            display.data(_plain(run, rollout))
+            display.out(transcript(rollout))
+        return run
+    display.data({"event": "run", **asdict(run)})
+    display.out(f"run {run.run_id}: {run.kind}, {run.state}{': ' + run.error if run.error else ''}")
+    for amendment in run.lineage:
+        display.out(_amendment_line(amendment))
+    steps = await store.steps(run.run_id)
+    for record in steps:
+        display.data({"event": "step", "step": record.step, "version": record.version} | record.metrics)
+        display.out("  " + "  ".join(step_parts(record, steps[-1].step)))
+    for rollout in sorted(rollouts, key=lambda r: (r.step, r.row_index, r.group_id, r.member, r.attempt)):
+        plain = _plain(run, rollout)
+        display.data(plain)
+        if run.kind == "eval":
+            after = f"  (after change {plain['lineage']})" if plain["lineage"] else ""
+            display.out(_rollout_line(rollout) + after)
+    return run
+
+
+async def _report(
+    store: SqliteStore, run: RunRecord, by: str | None, dataset: Path | None, display: Display
+) -> None:
+    """What `osmosis eval run` said at its end, from what is stored."""
+    from osmosis_ai.cli.eval_report import say_report
+    from osmosis_ai.eval.stored import column_of, counted, dataset_rows
+    from osmosis_ai.eval.tally import Tallies
+    from osmosis_ai.providers.prices import Prices
+
+    column = {} if by is None else column_of(dataset_rows(run, dataset), by)
+    table, llm = run.config.get("eval", {}), run.config.get("llm") or {}
+    prices = None
+    if llm.get("input_price") is not None and llm.get("output_price") is not None:
+        prices = Prices(llm["input_price"], llm["output_price"], llm.get("cached_input_price"))
+    tallies = Tallies(table.get("attempts", 1), table.get("pass_threshold", 1.0), prices, column)
+    for outcome in counted(await store.outcomes(RolloutFilter(run.run_id))):
+        tallies.add(outcome)
+    say_report(display, run.run_id, tallies.all.report(), tallies.by(), by)
 
 
 async def _held(store: SqliteStore, run_id: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,3 +142,24 @@ class Tally:
         if not complete:
             return []
         return [pass_rates(complete, k, threshold=self._threshold) for k in KS if k <= self._attempts]
+
+
+class Tallies:
+    """A tally of all rollouts, and one of those of each value of a metadata column."""
+
+    def __init__(
+        self, attempts: int, pass_threshold: float, prices: Prices | None, column: Mapping[int, str]
+    ) -> None:
+        self._settings = (attempts, pass_threshold, prices)
+        self._column = column  # row -> value; empty: no column is asked for
+        self._by: dict[str, Tally] = {}
+        self.all = Tally(*self._settings)
+
+    def add(self, outcome: Outcome) -> None:
+        self.all.add(outcome)
+        if self._column:
+            value = self._column[outcome.row_index]
+            self._by.setdefault(value, Tally(*self._settings)).add(outcome)
+
+    def by(self) -> dict[str, EvalReport]:
+        return {value: tally.report() for value, tally in self._by.items()}

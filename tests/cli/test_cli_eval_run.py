@@ -194,6 +194,7 @@ def test_exit_code_1_when_nothing_was_graded_and_2_for_what_cannot_be_run(eval_r
     assert eval_run(["1=raises"])[0] == 1
     assert eval_run(["1"], "--by", "colour")[0] == 2
     assert eval_run(["1"], "--fresh", "--retry", "failed")[0] == 2
+    assert eval_run(["1"], "--junit", "no/such/folder.xml")[0] == 2
 
 
 def test_exit_code_4_when_the_model_answers_nothing_and_130_when_interrupted(eval_run, monkeypatch, tmp_path):
