@@ -72,13 +72,10 @@ def of_a_project(project: Path) -> list[Program]:
     """Commands in a project of `osmosis init` that has a run, above Python that imports what they must."""
     run = [*osmosis_command(), "eval", "run", "eval.toml", "--limit", "1", "--fresh"]
 
-    def work(name: str, command: list[str], baseline: str, seconds: float) -> Program:
-        return Program(name, command, baseline, seconds=seconds, folder=project)
-
     def osmosis(*arguments: str, seconds: float = 0.3) -> Program:
-        return work(
-            f"osmosis {' '.join(arguments)}", [*osmosis_command(), *arguments], "bare python", seconds
-        )
+        command = [*osmosis_command(), *arguments]
+        name = f"osmosis {' '.join(arguments)}"
+        return Program(name, command, "bare python", seconds=seconds, folder=project)
 
     subprocess.run(run, cwd=project, check=True, capture_output=True)
     return [
@@ -90,7 +87,7 @@ def of_a_project(project: Path) -> list[Program]:
         osmosis("sql", "SELECT count(*) FROM rollouts"),
         osmosis("config", "schema"),
         Program("import agent", [*PYTHON, "-c", "import agent"], "bare python", folder=project),
-        work("osmosis eval run (one row)", run, "import agent", seconds=0.3),
+        Program("osmosis eval run (one row)", run, "import agent", folder=project),  # two processes work
     ]
 
 

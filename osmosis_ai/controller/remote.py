@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
-
-import aiohttp
 
 from osmosis_ai.controller.rollout_server import (
     Body,
@@ -87,12 +86,15 @@ async def connect(
 
     `workflow` and `sampling` are the tables of the TOML. Raises UsageError, InfrastructureError.
     """
-    async with aiohttp.ClientSession() as session:
-        health = await _health(session, address)
+    pool = HttpPool()
+    try:
+        health = await _health(pool, address)
         loop = health.get("agent_loop")
         if protocol == "auto":
             protocol = "workflow" if loop is None else "agent_loop"
-        await _check_key(session, address, protocol)
+        await _check_key(pool, address, protocol)
+    finally:
+        await pool.close()
     if protocol == "agent_loop":
         return RemoteAgentLoop(address, health, LoopRequest.of(workflow, sampling))
     if workflow:
@@ -103,14 +105,14 @@ async def connect(
     return RemoteWorkflows(address, health)
 
 
-async def _health(session: aiohttp.ClientSession, address: Address) -> Body:
+async def _health(pool: HttpPool, address: Address) -> Body:
     """What /health says. Raises InfrastructureError."""
     url = f"{address.url}/health"
-    timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
     try:
-        async with session.get(url, timeout=timeout) as response:
-            health = await response.json() if response.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        async with asyncio.timeout(HEALTH_SECONDS):
+            response = await pool.get(url, {})
+        health = json.loads(response.body) if response.status == 200 else None
+    except (OSError, ValueError) as error:
         what = str(error) or type(error).__name__
         raise InfrastructureError(
             f"there is no rollout server at {address.url}: {what}. Start one with `osmosis serve`, or mend "
@@ -121,18 +123,15 @@ async def _health(session: aiohttp.ClientSession, address: Address) -> Body:
     return health
 
 
-async def _check_key(session: aiohttp.ClientSession, address: Address, protocol: str) -> None:
+async def _check_key(pool: HttpPool, address: Address, protocol: str) -> None:
     """Learn now, not from each rollout, that the key is wrong. The route below does nothing but check it."""
     path = "/platform/health" if protocol == "agent_loop" else "/rollout/none/status"
-    timeout = aiohttp.ClientTimeout(total=HEALTH_SECONDS)
     try:
-        async with session.get(
-            address.url + path, headers=bearer(address.api_key), timeout=timeout
-        ) as response:
-            refused = response.status == 401
-    except (aiohttp.ClientError, TimeoutError) as error:
+        async with asyncio.timeout(HEALTH_SECONDS):
+            response = await pool.get(address.url + path, bearer(address.api_key))
+    except OSError as error:
         raise InfrastructureError(f"{address.url} gave no answer: {error}") from error
-    if refused:
+    if response.status == 401:
         given = "another key" if address.api_key else "a key: rollout.api_key_env names its variable"
         raise UsageError(f"the rollout server at {address.url} needs {given}")
 
@@ -198,12 +197,12 @@ class _Remote:
             self._pulse.cancel()
 
     async def _watch(self) -> None:
-        missed = 0
-        async with aiohttp.ClientSession() as session:
+        pool, missed = HttpPool(), 0
+        try:
             while True:
                 await asyncio.sleep(PULSE_SECONDS)
                 try:
-                    await _health(session, self.address)
+                    await _health(pool, self.address)
                 except InfrastructureError:
                     missed += 1
                     if missed >= MISSED_PULSES and self._life is not None:
@@ -212,6 +211,8 @@ class _Remote:
                 else:
                     missed = 0
                     self._life = self._life or Life()
+        finally:
+            await pool.close()
 
 
 class RemoteWorkflows(_Remote):

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from osmosis_ai.controller.rollout_server import Life, Order, cancel_at, post, workflow_request
 from osmosis_ai.errors import EntrypointError, InfrastructureError
 from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
@@ -184,8 +182,11 @@ class UserServer:
         )
 
     async def _own_limit(self) -> int | None:
-        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/health") as response:
-            health = await response.json()
+        pool = HttpPool()
+        try:
+            health = json.loads((await pool.get(f"{self.url}/health", {})).body)
+        finally:
+            await pool.close()
         limit = health.get("concurrency", {}).get("max_concurrent")
         return int(limit) if limit else None
 
