@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from osmosis_ai.controller.callbacks import Callbacks, OnCallback
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.judging import Judging
-from osmosis_ai.controller.results import INTERNAL, NO_REWARD, failed_status, finished_sample, read_samples
+from osmosis_ai.controller.results import (
+    INTERNAL,
+    NO_REWARD,
+    failed_status,
+    finished_sample,
+    read_samples,
+    transcripts,
+)
 from osmosis_ai.controller.rollout_server import Body, Order, RolloutServer, WorkflowRefusedError
 from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, START_TIMEOUT_SECONDS, ServerDiedError
 from osmosis_ai.errors import InfrastructureError, OsmosisError, StoreError
@@ -245,6 +252,7 @@ class Flight:
         await self._seal()
         message = str(body.get("err_message") or "")
         if body.get("status") != "success":
+            self._samples = transcripts(body)
             await self._fail(failed_status(body, Status.WORKFLOW_ERROR, Status.WORKFLOW_TIMEOUT), message)
         else:
             await self._refuse_unanswered()
@@ -293,6 +301,8 @@ class Flight:
         self._finished = True
         await self._seal()
         if body.get("status") != "COMPLETED":
+            said = {"messages": body.get("final_messages")}
+            self._samples = transcripts({"samples": {self._deck.server.sample_id: said}})
             ours = body.get("finish_reason") == INTERNAL
             status = Status.INFRASTRUCTURE if ours else Status.WORKFLOW_ERROR
             return await self._fail(status, str(body.get("error_message") or ""))
@@ -300,8 +310,9 @@ class Flight:
         if self._landed:
             return None
         given = finished_sample(body, self._rollout.turns)
+        samples = {self._deck.server.sample_id: given}
+        self._samples = transcripts({"samples": samples})
         if given["reward"] is not None:
-            samples = {self._deck.server.sample_id: given}
             await self._on_graded({"status": "success", "samples": samples})
         elif self._deck.grading is None:
             await self._land(Status.GRADER_ERROR, NO_REWARD)
@@ -323,6 +334,7 @@ class Flight:
     async def _on_graded(self, body: Body) -> None:
         if self._landed:
             return
+        self._samples = transcripts(body)
         failed = body.get("status") != "success"
         status = failed_status(body, Status.GRADER_ERROR, Status.GRADER_TIMEOUT)
         if (failure := self._judge_failure(refusals=failed)) is not None and status is Status.GRADER_ERROR:

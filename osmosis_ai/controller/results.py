@@ -36,6 +36,17 @@ def finished_sample(body: Body, turns: Sequence[Turn]) -> Body:
     }
 
 
+def transcripts(body: Body) -> list[Sample]:
+    """The samples of a phase that failed, as far as they got, without rewards; what is none is left out."""
+    given = body.get("samples")
+    raw_samples = given.items() if isinstance(given, dict) else ()
+    return [
+        Sample(str(name), raw["messages"], None, bool(raw.get("remove_sample")), {}, bool(raw.get("frozen")))
+        for name, raw in raw_samples
+        if isinstance(raw, dict) and isinstance(raw.get("messages"), list)
+    ]
+
+
 def read_samples(body: Body) -> tuple[list[Sample], str]:
     """Samples of a grader callback, and what is wrong with them ("" when nothing is).
 

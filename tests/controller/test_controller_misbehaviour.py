@@ -62,6 +62,15 @@ def test_turns_made_before_the_deadline_are_kept(outcome: Outcome):
     assert turn.response["content"] == "The answer is 42."
 
 
+@pytest.mark.parametrize(
+    ("does", "messages"),
+    [(("raises", "right"), 1), (("ok", "raises"), 2), (("ok", "blocks"), 2), (("ok", "nan_inside"), 2)],
+)
+def test_how_far_a_failed_rollout_came_is_kept_without_a_reward(outcome: Outcome, does: Does, messages: int):
+    [sample] = outcome[1][does].samples.values()
+    assert (sample.sample_id, len(sample.messages), sample.reward) == ("lean", messages, None)
+
+
 def test_a_call_after_the_end_of_the_rollout_is_refused_and_changes_nothing(outcome: Outcome):
     folder, rollouts = outcome
     told = (folder / f"told-{list(CASES).index(('late', 'right'))}").read_text()
