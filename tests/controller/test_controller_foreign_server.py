@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,9 @@ class ForeignServer(UserServer):
                 (rollout["completion_callback_url"], {"status": "success", **self._completed}),
                 (rollout["grader_callback_url"], {"status": "success", **self._graded}),
             ):
-                async with session.post(url, json=body, headers=headers):
-                    pass
+                with suppress(aiohttp.ClientError):  # after a failure nobody waits for the second one
+                    async with session.post(url, json=body, headers=headers):
+                        pass
 
 
 async def run_one(graded: dict[str, Any], folder: Path, **completed: Any) -> Rollout:
