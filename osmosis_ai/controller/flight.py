@@ -263,6 +263,8 @@ class Flight:
         """A workflow that went on after its model had failed would be graded for our failure: it is not."""
         if self._counters().failure is not None or self._counters().over_budget is not None:
             await self._fail(Status.WORKFLOW_ERROR, "")
+        elif not self._rollout.turns and self._counters().restarts:
+            await self._fail(Status.WORKFLOW_ERROR, self._no_turns_reason())
         elif not self._rollout.turns:
             await self._land(Status.NO_TURNS, self._no_turns_reason())
 

@@ -15,21 +15,43 @@ from osmosis_ai.controller.opening import open_rollouts, open_run
 from osmosis_ai.errors import ConfigError
 from osmosis_ai.eval.run import evaluate_all
 from osmosis_ai.gateway.fleet import Fleet
+from osmosis_ai.store.base import RolloutFilter
+from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Status
 
+KILLS_ITSELF = """
+import os, signal
+
+def answer(messages, tools, random):
+    try:
+        os.close(os.open("{flag}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return {{"content": "The answer is 42."}}
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 
 async def test_whatever_user_code_does_comes_to_the_same_with_two_gateway_processes(tmp_path: Path):
-    config = configure(
-        tmp_path,
-        list(CASES),
-        rollout__agent_timeout_seconds=1.5,
-        rollout__grader_timeout_seconds=1.0,
-        rollout__gateway_workers=2,
-    )
-    for does, rollout in zip(CASES, await run_eval(config, tmp_path), strict=True):
+    cases = [does if "blocks" not in does else ("ok", "right") for does in CASES]  # no deadlines to wait for
+    config = configure(tmp_path, cases, rollout__gateway_workers=2)
+    for does, rollout in zip(cases, await run_eval(config, tmp_path), strict=True):
         status, reason = CASES[does]
         assert (rollout.status, reason in rollout.reason) == (status, True), (does, rollout.reason)
+
+
+async def test_a_workflow_that_failed_because_its_gateway_died_is_tried_again(tmp_path: Path):
+    """The first call of all ends the process that answers it; this agent's client asks once."""
+    (tmp_path / "model.py").write_text(KILLS_ITSELF.format(flag=tmp_path / "flag"))
+    config = configure(
+        tmp_path, [("ok", "right")], rollout__gateway_workers=2, llm__script=f"{tmp_path / 'model.py'}:answer"
+    )
+    [rollout] = await run_eval(config, tmp_path)
+    assert (rollout.status, rollout.attempt) == (Status.GRADED, 1)
+    store = SqliteStore(Workspace(tmp_path / "ws").database)
+    [failed] = await store.rollouts(RolloutFilter(rollout.run_id, statuses=[Status.INFRASTRUCTURE]))
+    await store.close()
+    assert failed.reason.startswith("its gateway was started again meanwhile: Lean.run raised")
 
 
 def kill(fleet: Fleet) -> None:
