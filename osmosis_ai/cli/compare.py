@@ -12,18 +12,13 @@ from typing import Any
 import click
 
 from osmosis_ai.cli.display import Display, first_line
-from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
+from osmosis_ai.cli.options import DATASET, JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.eval.compare import Comparison, Flip, Part, compare, refuse_incomparable
 from osmosis_ai.eval.gates import exit_code, no_regression
 from osmosis_ai.eval.statistics import Difference
 from osmosis_ai.eval.stored import StoredRun, column_of, dataset_rows, read_run
 
 SHOWN_FLIPS = 20
-DATASET = click.option(
-    "--dataset",
-    type=click.Path(path_type=Path),
-    help="Where the run's dataset is, when its path in the config does not lead there.",
-)
 
 
 @click.command("compare", epilog="Example: osmosis eval compare hello second --by items")

@@ -12,7 +12,7 @@ import click
 
 from osmosis_ai import __version__
 from osmosis_ai.cli.display import Display
-from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, run_async, workspace_at
+from osmosis_ai.cli.options import DATASET, JSON, WORKSPACE, existing_store, run_async, workspace_at
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.stored import dataset_rows, find_run
 from osmosis_ai.store.base import RunRecord, Store
@@ -29,11 +29,7 @@ FORMATS = ("jsonl", "atif", "parquet")
 @click.argument("run_id")
 @click.option("--format", "kind", type=click.Choice(FORMATS), default="jsonl", show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The file to write.")
-@click.option(
-    "--dataset",
-    type=click.Path(path_type=Path),
-    help="atif, parquet: where the run's dataset (labels, metadata) is, when its path does not lead there.",
-)
+@DATASET
 @WORKSPACE
 @JSON
 def export_run(

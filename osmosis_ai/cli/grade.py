@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from osmosis_ai.cli.display import Display, first_line
-from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, run_async, workspace_at
+from osmosis_ai.cli.options import DATASET, JSON, WORKSPACE, existing_store, run_async, workspace_at
 from osmosis_ai.config import NAME, NAME_RULE, JudgeTable, load_config
 from osmosis_ai.controller.identity import endpoint_identity
 from osmosis_ai.controller.judging import Judging
@@ -37,11 +37,7 @@ SHOWN_CHANGES = 12
 @click.argument("run_id")
 @click.option("--grader", required=True, metavar="FILE.py:CLASS", help="The grader; CLASS if it has several.")
 @click.option("--name", help="Name of the new run; RUN-CLASS without it.")
-@click.option(
-    "--dataset",
-    type=click.Path(path_type=Path),
-    help="Where the run's dataset (labels, metadata) is, when the config's path does not lead there.",
-)
+@DATASET
 @click.option(
     "--judge",
     type=click.Path(path_type=Path),

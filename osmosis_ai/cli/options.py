@@ -29,6 +29,11 @@ WORKSPACE = click.option(
     envvar="OSMOSIS_WORKSPACE",
     help="Folder of the database and the runs.",
 )
+DATASET = click.option(
+    "--dataset",
+    type=click.Path(path_type=Path),
+    help="Where the run's dataset (labels, metadata) is, when the config's path does not lead there.",
+)
 NAME = click.option("--name", help="Name of the run, instead of [run] name or the file's name.")
 FRESH = click.option("--fresh", is_flag=True, help="Start a new run; an older one of that name is kept.")
 JSON = click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output.")

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from osmosis_ai.cli.display import Display
-from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
+from osmosis_ai.cli.options import DATASET, JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.report.content import Content, read_content
 from osmosis_ai.eval.report.page import page
@@ -21,11 +21,7 @@ from osmosis_ai.eval.report.page import page
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Write here instead of standard output."
 )
-@click.option(
-    "--dataset",
-    type=click.Path(path_type=Path),
-    help="Where the run's dataset (labels, groups) is, when the config's path does not lead there.",
-)
+@DATASET
 @WORKSPACE
 @JSON
 def report(run_id: str, output: Path | None, dataset: Path | None, workspace: Path, as_json: bool) -> None:

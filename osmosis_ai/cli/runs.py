@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from osmosis_ai.cli.display import Display, first_line, step_parts
-from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
+from osmosis_ai.cli.options import DATASET, JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.cli.transcript import transcript
 from osmosis_ai.errors import UsageError
 from osmosis_ai.store.base import Amendment, RolloutFilter, RunRecord, RunSummary
@@ -55,11 +55,7 @@ def _summary_line(summary: RunSummary) -> str:
 @click.option("--step", type=int, help="Only rollouts of this step.")
 @click.option("--rollout", "rollout_id", help="One rollout, in full.")
 @click.option("--by", metavar="COLUMN", help="Of an eval: report by this metadata column of the dataset too.")
-@click.option(
-    "--dataset",
-    type=click.Path(path_type=Path),
-    help="With --by: the dataset, when the path in the run's config does not lead there.",
-)
+@DATASET
 @WORKSPACE
 @JSON
 def show(
