@@ -75,8 +75,10 @@ class Dispatcher:
         settings: DispatchSettings,
         grading: Grading | None = None,
         judging: Judging | None = None,
+        failing: Callable[[], str] = lambda: "",
     ) -> None:
-        self._deck = Deck(server, gateway, callbacks, store, settings, grading, judging, HttpPool())
+        http = HttpPool()
+        self._deck = Deck(server, gateway, callbacks, store, settings, grading, judging, http, failing)
         self._retries = settings.retries
         self._window = min(settings.max_concurrent, server.max_concurrent or settings.max_concurrent)
         self._airspace = _Airspace()

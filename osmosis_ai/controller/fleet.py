@@ -46,6 +46,7 @@ class FleetProvider:
             in_flight=sum(report["in_flight"] for report in reports),
             waiting=sum(report["waiting"] for report in reports),
             throttled=sum(report["throttled"] for report in reports),
+            failing=next((report["failing"] for report in reports if report["failing"]), ""),
             down=None if down is None else ProviderDownError(down),
         )
 
@@ -61,5 +62,6 @@ def report_of(provider: Provider) -> dict[str, Any]:
         "in_flight": state.in_flight,
         "waiting": state.waiting,
         "throttled": state.throttled,
+        "failing": state.failing,
         "down": None if state.down is None else str(state.down),
     }

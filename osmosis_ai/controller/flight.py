@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -85,6 +86,7 @@ class Deck:
     grading: Grading | None  # of what a server with `one_result` gives no reward
     judging: Judging | None  # whom graders ask
     http: HttpPool  # to the rollout server
+    failing: Callable[[], str]  # why the model's endpoint answers nothing; empty as long as it does
 
 
 def place_seed(seed: int, place: Place) -> int:
@@ -189,7 +191,7 @@ class Flight:
         if self._deck.server.one_result:
             await self._until_over(deadline)
             if not (self._finished or self._over.is_set()):
-                await self._land(Status.WORKFLOW_TIMEOUT, self._no_result(deadline))
+                await self._land(*self._late(self._no_result(deadline)))
                 return await self._deck.server.cancel(self._deck.http, self._asked.name)
             deadline = 0.0
         await self._until_over(deadline + grader_seconds)
@@ -201,6 +203,12 @@ class Flight:
             raise self._deck.server.death(self._exit_status)
         else:
             raise InfrastructureError(f"no callback came within {deadline + grader_seconds:.0f} s")
+
+    def _late(self, message: str) -> tuple[Status, str]:
+        """A deadline that has passed is the workflow's own, unless its model's endpoint answers nobody."""
+        if failing := self._deck.failing():
+            return Status.PROVIDER_ERROR, f"the deadline passed while the endpoint did not answer: {failing}"
+        return Status.WORKFLOW_TIMEOUT, message
 
     def _no_result(self, seconds: float) -> str:
         return (
@@ -295,7 +303,7 @@ class Flight:
         elif status is Status.WORKFLOW_ERROR and counts.restarts:
             status, message = Status.INFRASTRUCTURE, f"its gateway was started again meanwhile: {message}"
         if status is Status.WORKFLOW_TIMEOUT:
-            message += f". {self._calls_so_far()}"
+            status, message = self._late(f"{message}. {self._calls_so_far()}")
         await self._land(status, message or "the workflow failed")
 
     async def _on_finished(self, body: Body) -> None:

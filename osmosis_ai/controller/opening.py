@@ -201,7 +201,8 @@ async def open_rollouts(
         if config.rollout.gateway_workers > 1 and not stepped:
             gateway, provider = await _open_fleet(run, stack, own, provider)
         settings = dispatch_settings(config, training=training)
-        dispatcher = Dispatcher(server, gateway, callbacks, run.store, settings, grading, judging)
+        parts = (server, gateway, callbacks, run.store, settings, grading, judging)
+        dispatcher = Dispatcher(*parts, failing=lambda: "" if provider is None else provider.state().failing)
         stack.push_async_callback(dispatcher.close)
         await run.begin()
         yield Rollouts(dispatcher, rows, engine, info, provider, judging)

@@ -48,6 +48,7 @@ class ProviderState:
     in_flight: int = 0
     waiting: int = 0  # calls that wait: for the limit, for what the endpoint asked for, for a probe
     throttled: int = 0  # answers so far that said "too many requests"
+    failing: str = ""  # the last error, while nothing has been answered since several; calls wait
     down: ProviderDownError | None = None  # not None: the endpoint answers nothing, and calls fail at once
 
 

@@ -53,6 +53,11 @@ class Breaker:
         return self._opened_at is None
 
     @property
+    def failing(self) -> str:
+        """The last error while the endpoint is left alone; empty as long as it answers."""
+        return "" if self.is_closed else self._last_error
+
+    @property
     def down(self) -> ProviderDownError | None:
         """Why no call is worth while; None as long as one may be."""
         if not self._is_down:

@@ -71,6 +71,7 @@ class Traffic:
             in_flight=self._in_flight,
             waiting=sum(not turn.done() for turn in self._queue),
             throttled=self._throttled,
+            failing=self._breaker.failing,
             down=self._breaker.down,
         )
 

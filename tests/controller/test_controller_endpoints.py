@@ -128,3 +128,38 @@ async def test_a_call_that_the_model_refuses_is_a_result_and_not_tried_again(
     [rollout] = await run_eval(configure(tmp_path, [("ok", "right")], EXTERNAL.format(url=url)), tmp_path)
     server.close()
     assert (rollout.status, rollout.attempt, rollout.reward) == (status, 0, None)
+
+
+ANSWER = {
+    "choices": [{"message": {"role": "assistant", "content": "42"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+}
+
+
+async def test_a_deadline_that_passes_while_the_endpoint_is_gone_is_not_the_workflows_fault(tmp_path: Path):
+    answered = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal answered
+        await reader.readuntil(b"\r\n\r\n")
+        respond(writer, "200 OK", json.dumps(ANSWER))
+        answered += 1
+        if answered == 4:
+            server.close()  # whoever comes from now on is refused
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    settings = {"max_concurrent": 4, "retries": 0, "agent_timeout_seconds": 2.0}
+    config = configure(
+        tmp_path,
+        [("ok", "right")] * 8,
+        EXTERNAL.format(url=url),
+        llm__retries=9,
+        **{f"rollout__{key}": value for key, value in settings.items()},
+    )
+    rollouts = await run_eval(config, tmp_path)
+    assert [r.status for r in rollouts] == [Status.GRADED] * 4 + [Status.PROVIDER_ERROR] * 4
+    reason = rollouts[-1].reason
+    assert reason.startswith(f"the deadline passed while the endpoint did not answer: {url}/chat/completions")
