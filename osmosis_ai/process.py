@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import gc
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -47,3 +49,14 @@ def spare_what_is_loaded() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+
+
+def give_memory_back() -> None:
+    """To the system, after many rollouts: garbage is looked for seldom, and what is freed is kept for later.
+
+    Takes some 50 ms after a thousand rollouts.
+    """
+    gc.collect()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # another C library than glibc
+            ctypes.CDLL("libc.so.6").malloc_trim(0)

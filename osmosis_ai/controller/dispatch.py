@@ -13,6 +13,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from osmosis_ai import process
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.flight import Deck, DispatchSettings, Flight, Place
 from osmosis_ai.controller.grading import Grading
@@ -23,6 +24,9 @@ from osmosis_ai.gateway.base import RolloutGateway
 from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.store.base import Store
 from osmosis_ai.types import RETRIED, Group, Rollout, Row, Status
+
+MANY = 256  # rollouts in flight, after which memory is given back
+IDLE_SECONDS = 5.0  # before that: pools keep idle connections for a moment
 
 
 @dataclass(slots=True)
@@ -42,7 +46,7 @@ class _Airspace:
     """
 
     def __init__(self) -> None:
-        self._flying = 0
+        self.flying = 0
         self._suspects = 0  # that run, or wait to
         self._changed = asyncio.Event()
 
@@ -50,14 +54,14 @@ class _Airspace:
     async def taken(self, *, alone: bool) -> AsyncIterator[None]:
         self._suspects += alone
         try:
-            while self._flying if alone else self._suspects:
+            while self.flying if alone else self._suspects:
                 self._changed.clear()
                 await self._changed.wait()
-            self._flying += 1
+            self.flying += 1
             try:
                 yield
             finally:
-                self._flying -= 1
+                self.flying -= 1
         finally:
             self._suspects -= alone
             self._changed.set()
@@ -151,6 +155,12 @@ class Dispatcher:
                 yield task.result()
         finally:
             await _cancel_all(out)
+            if self._window >= MANY:
+                asyncio.get_running_loop().call_later(IDLE_SECONDS, self._give_memory_back)
+
+    def _give_memory_back(self) -> None:
+        if not self._airspace.flying:
+            process.give_memory_back()
 
     async def close(self) -> None:
         await self._deck.http.close()

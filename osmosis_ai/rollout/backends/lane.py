@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
+from osmosis_ai import process
 from osmosis_ai.rollout import policy_client
 
 T = TypeVar("T")
 CLOSE_SECONDS = 1.0
 EXTRA_IDLE_SECONDS = 2.0
+SETTLE_SECONDS = 4.0  # until the threads and connections of closed lanes are gone
 SWEEP_SECONDS = 5.0  # for tasks that a rollout left behind to end after they were cancelled
 
 
@@ -270,7 +272,14 @@ class LanePool:
                 idle.append(self._free.popleft())
         for lane in idle:
             lane.close()
+        if idle:
+            asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._give_memory_back)
         self._trim_later()
+
+    def _give_memory_back(self) -> None:
+        """When the lanes that were closed are gone, and if nothing runs that it would hold up."""
+        if not self.lent:
+            process.give_memory_back()
 
 
 def _set(called: asyncio.Future[None]) -> None:
