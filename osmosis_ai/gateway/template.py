@@ -2,12 +2,13 @@
 
 `render_jinja_template` compiles the template into a sandbox, copies messages and tools, because they may be
 more than JSON, and renders. Here the same function compiles, the copies are left out (ours are JSON), and
-three of Jinja's own costs are cut, none of which a template can see:
+some of Jinja's own costs are cut, none of which a template can see:
 
 - its globals are a chain of dicts that is merged for each rendering: merged once;
 - `message.role` asks an object for its attributes before its items: a dict is asked for the item at once,
   unless dicts have an attribute of that name; and `loop.first` is not searched for a way out of the sandbox;
-- nor is a call of a macro, which is the template's own code.
+- nor are a call of a macro, which is the template's own code, and the methods of a text, but for the two that
+  format and could lead out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from jinja2.runtime import Context, LoopContext, Macro
 from osmosis_ai.types import Message, ToolSchema
 
 _OF_DICTS = frozenset(dir(dict))
+_OF_TEXTS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
+_METHOD = type("".strip)
 _OF_LOOPS = frozenset({"first", "last", "index", "index0", "revindex", "revindex0", "length"})
 
 
@@ -59,19 +62,28 @@ def _speed_up(template: Template) -> None:
                 return value[name]
             except KeyError:
                 return environment.undefined(obj=value, name=name)
-        if type(value) is LoopContext and name in _OF_LOOPS:
+        if (type(value) is LoopContext and name in _OF_LOOPS) or (type(value) is str and name in _OF_TEXTS):
             return getattr(value, name)
         return slow_getattr(value, name)
 
     def fast_call(context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if type(function) is Macro:
+        of_text = (
+            type(function) is _METHOD and type(function.__self__) is str and function.__name__ in _OF_TEXTS
+        )
+        if of_text or type(function) is Macro:
             kwargs.pop("_block_vars", None)
             kwargs.pop("_loop_vars", None)
+            if of_text:
+                return function(*args, **kwargs)
             return Macro.__call__(function, context.eval_ctx, *args, **kwargs)
         return slow_call(context, function, *args, **kwargs)
 
     _set(environment, getattr=fast_getattr, call=fast_call, osmosis=True)
     template.globals = dict(template.globals)
+
+
+def _is_text_method(function: Any) -> bool:
+    return type(function) is _METHOD and type(function.__self__) is str and function.__name__ in _OF_TEXTS
 
 
 def _set(environment: Environment, **attributes: Any) -> None:

@@ -304,7 +304,7 @@ class SqliteStore:
             turn.sample_id,
             turn.parent,
             turn.branch_reason,
-            json.dumps(message_ids, separators=(",", ":")),
+            to_json(message_ids),
             self._content_id(db, "tools", packed.tools),
             response_id,
             turn.finish_reason,
@@ -355,7 +355,7 @@ class SqliteStore:
         )
 
     def _message_ids(self, db: apsw.Connection, messages: list[Content]) -> str:
-        return json.dumps([self._content_id(db, "message", content) for content in messages])
+        return to_json([self._content_id(db, "message", content) for content in messages])
 
     def _content_id(self, db: apsw.Connection, table: str, content: Content) -> int:
         """The id of the row that holds this JSON; made when there is none."""

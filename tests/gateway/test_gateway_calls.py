@@ -272,3 +272,14 @@ async def test_seal_waits_for_a_turn_that_is_being_recorded(open_gateway, store)
     assert await g.gateway.seal("r1") == turns
     status, body = await calling  # its turn belongs to the rollout, so its answer is given
     assert (status, body["choices"][0]["message"]["content"]) == (200, "148")
+
+
+async def test_several_answers_count_as_so_many_turns_before_they_are_sampled(open_gateway):
+    g = await open_gateway("148", max_turns=3)
+    status, body = await g.chat(user("37 times 4?"), n=4)
+    assert (status, body["error"]["code"]) == (403, "turn_limit_reached")
+    assert "may take 3 turns and has 3 left, fewer than the 4 asked for" in body["error"]["message"]
+    assert g.engine.log == []
+    assert len((await g.chat(user("37 times 4?"), n=2))[1]["choices"]) == 2
+    at_once = await asyncio.gather(*(g.chat(user("37 times 4?")) for _ in range(2)))
+    assert sorted(status for status, _ in at_once) == [200, 403]

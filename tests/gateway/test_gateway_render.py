@@ -100,3 +100,33 @@ def test_what_could_become_a_tool_call_is_held_back(renderer):
     assert "".join(streamed(renderer, ids, tool_calls=True)) == ""
     ids = renderer.encode("Yes. <tool_call>{}</tool_call> and more")
     assert "".join(streamed(renderer, ids, tool_calls=True)) == "Yes. "
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "' a,b '.strip().split(',') | join('-')",
+        "messages[0].content.startswith('h') and 'X'.lower()",
+        "'{0.__class__}'.format(messages)",
+        "'{a.__class__}'.format_map({'a': 1})",
+        "('{0.__class__}'.format)(1)",
+        "''.__class__.__mro__",
+        "messages.append(1)",
+        "' '.join(['a', 'b'], 1)",
+    ],
+)
+def test_the_sandbox_is_that_of_transformers(expression):
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    from osmosis_ai.gateway.template import ChatTemplate
+
+    def outcome(render):
+        try:
+            return render()
+        except Exception as error:
+            return type(error)
+
+    source, messages = "{{ " + expression + " }}", [user("hello")]
+    plain = _compile_jinja_template.__wrapped__(source)
+    expected = outcome(lambda: plain.render(messages=list(messages)))
+    assert outcome(lambda: ChatTemplate(source, {}).render(messages, [], reply=False)) == expected
