@@ -14,6 +14,7 @@ some of Jinja's own costs are cut, none of which a template can see:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import BuiltinMethodType
 from typing import Any
 
 from jinja2 import Template
@@ -24,7 +25,6 @@ from osmosis_ai.types import Message, ToolSchema
 
 _OF_DICTS = frozenset(dir(dict))
 _OF_TEXTS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
-_METHOD = type("".strip)
 _OF_LOOPS = frozenset({"first", "last", "index", "index0", "revindex", "revindex0", "length"})
 
 
@@ -68,7 +68,9 @@ def _speed_up(template: Template) -> None:
 
     def fast_call(context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         of_text = (
-            type(function) is _METHOD and type(function.__self__) is str and function.__name__ in _OF_TEXTS
+            type(function) is BuiltinMethodType
+            and type(function.__self__) is str
+            and function.__name__ in _OF_TEXTS
         )
         if of_text or type(function) is Macro:
             kwargs.pop("_block_vars", None)
@@ -83,7 +85,11 @@ def _speed_up(template: Template) -> None:
 
 
 def _is_text_method(function: Any) -> bool:
-    return type(function) is _METHOD and type(function.__self__) is str and function.__name__ in _OF_TEXTS
+    return (
+        type(function) is BuiltinMethodType
+        and type(function.__self__) is str
+        and function.__name__ in _OF_TEXTS
+    )
 
 
 def _set(environment: Environment, **attributes: Any) -> None:
