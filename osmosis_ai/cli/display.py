@@ -8,15 +8,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.text import Text
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.transcript import printable
 from osmosis_ai.store.base import StepRecord
 from osmosis_ai.types import Outcome, Rollout, Status
+
+if TYPE_CHECKING:  # what is written into pipes needs none of it
+    from rich.console import Console
+    from rich.progress import Progress
 
 SCHEMA_VERSION = 1  # of the lines of --json (lines.py); raised when one of their promises is broken
 SHOWN_FAILURES = 3
@@ -29,7 +30,6 @@ class Display:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.err = Console(stderr=True, highlight=False, soft_wrap=True)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(
                 errors="replace"
@@ -37,9 +37,19 @@ class Display:
         self._bar: Progress | None = None
         self._task: Any = None
 
+    @cached_property
+    def err(self) -> Console:
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False, soft_wrap=True)
+
     def note(self, text: str) -> None:
         """A line for the person; never data."""
-        self.err.print(Text(printable(text)))
+        if self._bar is not None:  # which makes room for it
+            self.err.print(printable(text), markup=False, emoji=False)
+        else:
+            sys.stderr.write(printable(text) + "\n")
+            sys.stderr.flush()
 
     def data(self, value: Mapping[str, Any]) -> None:
         """One JSON line on standard output, with --json; `lines` declares its fields."""
@@ -55,7 +65,7 @@ class Display:
 
     def parts(self, parts: Sequence[str]) -> None:
         """A line of several parts; on a terminal it is broken between them, never inside of one."""
-        self.note("\n".join(wrapped(parts, self.err.width if self.err.is_terminal else None)))
+        self.note("\n".join(wrapped(parts, self.columns if sys.stderr.isatty() else None)))
 
     @property
     def is_live(self) -> bool:
@@ -69,16 +79,12 @@ class Display:
     @contextmanager
     def bar(self, label: str) -> Iterator[None]:
         """A line at the bottom of a terminal: signs of life, and progress once `expect` has said how much."""
-        if not self.err.is_terminal or self.as_json:
+        if self.as_json or not sys.stderr.isatty():  # whatever FORCE_COLOR says: a pipe gets plain lines
             yield
             return
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24 if self.columns >= NARROW else 10),
-            TextColumn("{task.fields[note]}"),
-            _Clock(),
-        )
-        with Progress(*columns, console=self.err, transient=True) as self._bar:
+        from osmosis_ai.cli.bar import progress
+
+        with progress(self.err, 24 if self.columns >= NARROW else 10) as self._bar:
             self._task = self._bar.add_task(label, total=None, note="")
             yield
         self._bar = None
@@ -110,16 +116,6 @@ class Display:
 def json_line(value: Mapping[str, Any]) -> str:
     """A line with its version, in ASCII: no character of a model reaches the terminal."""
     return json.dumps({"event": value["event"], "schema_version": SCHEMA_VERSION, **value}) + "\n"
-
-
-class _Clock(ProgressColumn):
-    """Time left where it can be known, else time gone."""
-
-    def render(self, task: Task) -> Text:
-        left = task.time_remaining if task.total is not None else None
-        if left is not None:
-            return Text(f"left {minutes(left)}")
-        return Text(minutes(task.elapsed or 0.0))
 
 
 def minutes(seconds: float) -> str:
