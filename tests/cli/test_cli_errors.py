@@ -111,3 +111,18 @@ def test_nothing_is_made_by_a_command_that_was_refused(osmosis, tmp_path: Path):
     osmosis("policy", "new", "p", "--from-run", "nope")
     osmosis("runs", "list")
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("eval", "run", "run.toml", "--fresh", "--retry", "errors"), "--retry goes on with the old one"),
+        (("eval", "run", "run.toml", "--fresh", "--accept-changes"), "--accept-changes goes on with the old"),
+        (("train", "run", "run.toml", "--accept-changes"), "--accept-changes is for evals: the weights of a"),
+    ],
+)
+def test_options_that_contradict_each_other_or_the_command_are_refused_with_the_reason(
+    osmosis, arguments, said
+):
+    done = osmosis(*arguments)
+    assert (done.code, said in done.err) == (2, True), done.err

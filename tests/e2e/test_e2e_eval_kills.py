@@ -151,7 +151,8 @@ def test_what_was_said_is_stored_and_every_place_counts_once_however_often_it_is
     assert lives.end() == 0, (tmp_path / "errors.txt").read_text()
     lives.close()
 
-    *rollouts, report = lives.said
+    rollouts = [line for line in lives.said if line["event"] == "rollout"]
+    report = lives.said[-1]
     said = {line["rollout_id"]: (line["row"], line["member"], line["reward"]) for line in rollouts}
     stored = {name: (row, member, reward) for name, row, member, reward in lives.results()}
     assert said.items() <= stored.items()  # nothing that was acknowledged is lost
