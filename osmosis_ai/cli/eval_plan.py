@@ -84,7 +84,7 @@ def plan_text(plan: Plan, config: Config) -> str:
         lines.append(("cost", _cost(plan)))
     if plan.seconds is not None and plan.to_do:
         lines.append(("time", _time(plan.seconds)))
-    lines += [("budget", text) for text in _limits(config)]
+    lines += [("budget", text) for text in _limits(plan, config)]
     if plan.tokens is not None and plan.to_do:
         lines.append(("", f"95% intervals, from {plan.done} rollouts of this run, which count as results"))
     return "\n".join(["plan", *(f"  {name:<8}  {text}".rstrip() for name, text in lines)])
@@ -109,9 +109,18 @@ def _time(seconds: Expected) -> str:
     return f"{total} [{interval[0]}, {interval[1]}]" if all(interval) else total
 
 
-def _limits(config: Config) -> list[str]:
-    limits = config.budget.model_dump(exclude_none=True)
-    return [f"budget.{key} = {value:g}" for key, value in limits.items()]
+def _limits(plan: Plan, config: Config) -> list[str]:
+    """The budgets, and of those of the run whether the rest is expected to keep to them."""
+    expected = {"run_tokens": plan.tokens, "run_dollars": plan.dollars, "run_seconds": plan.seconds}
+    texts = []
+    for key, value in config.budget.model_dump(exclude_none=True).items():
+        amount = expected.get(key)
+        spent = (plan.dollars_spent or 0.0) if key == "run_dollars" else 0.0
+        short = amount is not None and amount.total + spent > value
+        texts.append(
+            f"budget.{key} = {value:g}" + (", less than all of it is expected to take" if short else "")
+        )
+    return texts
 
 
 async def go_on() -> bool:

@@ -35,7 +35,8 @@ class EvalProgress:
         self._done = self._tokens = 0
         self._rewards = 0.0
         self._binary = True  # all rewards so far are 0 or 1
-        self._passes: dict[int, list[bool]] = {}  # by row
+        self._passes: dict[int, tuple[int, int]] = {}  # by row: attempts that passed, and all with a reward
+        self._rates = 0.0  # the sum over these rows of the share that passed
         self._failed: Counter[str] = Counter()
         self._failures = Failures(display)
         self._started = time.monotonic()
@@ -54,13 +55,20 @@ class EvalProgress:
         else:
             self._rewards += outcome.reward
             self._binary = self._binary and outcome.reward in (0.0, 1.0)
-            self._passes.setdefault(outcome.row_index, []).append(outcome.reward >= self._pass_threshold)
+            self._count(outcome.row_index, passed=outcome.reward >= self._pass_threshold)
         if self._display.is_live:
             if outcome.reward is None:
                 self._failures.note(outcome)
             self._display.advance(self._done, self._line())
         elif self._lines and not self._display.as_json:
             self._display.note(f"{self._done}/{self._total}  {result_line(outcome)}")
+
+    def _count(self, row: int, *, passed: bool) -> None:
+        passes, attempts = self._passes.get(row, (0, 0))
+        if attempts:
+            self._rates -= passes / attempts
+        self._passes[row] = passes + passed, attempts + 1
+        self._rates += (passes + passed) / (attempts + 1)
 
     def on_retry(self, rollout: Rollout) -> None:
         self._failures.note(rollout.outcome, ", tried again")
@@ -88,7 +96,7 @@ class EvalProgress:
     def _pass_rate(self) -> str:
         """Over the rows that have a reward; as in the report, attempts at one row are no more evidence."""
         rows = len(self._passes)
-        rate = sum(sum(passed) / len(passed) for passed in self._passes.values()) / rows
+        rate = min(max(self._rates / rows, 0.0), 1.0)
         low, high = wilson_interval(rate, rows)
         return f"pass {rate:.2f} [{low:.2f}, {high:.2f}]"
 
