@@ -7,7 +7,6 @@ import json
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from osmosis_ai.gateway.worker import MAX_LINE_BYTES, Message
 
 START_SECONDS = 120.0  # a busy machine takes seconds to import
 STOP_SECONDS = 5.0
+ANSWER_SECONDS = 60.0  # a process that has not answered its parent by then hangs, and is killed
 MAX_BAD_STARTS = 5  # in a row; a process that dies so early so often is given up
 GOOD_SECONDS = 0.1  # a process that has been ready for so long was started well
 
@@ -74,9 +74,12 @@ class GatewayProcess:
             await self._alive.wait()
             if self._given_up is not None:
                 raise self._given_up
-            with suppress(ConnectionError):
-                return await self._ask(question)
-            await asyncio.sleep(0.01)  # until its death is noticed
+            try:
+                return await asyncio.wait_for(self._ask(question), ANSWER_SECONDS)
+            except ConnectionError:
+                await asyncio.sleep(0.01)  # until its death is noticed
+            except TimeoutError:
+                self._kill()
 
     def check(self) -> None:
         """Raise InfrastructureError if it has been given up."""
@@ -92,7 +95,12 @@ class GatewayProcess:
             await _end(life.process)
         if self._watching is not None:
             await self._watching
-        self._listener.close()
+        self._give_up(InfrastructureError(f"gateway process {self.name} was stopped"))
+
+    def _kill(self) -> None:
+        """It hangs: the next one goes on."""
+        if self._life is not None and self._life.process.returncode is None:
+            self._life.process.kill()
 
     async def _ask(self, question: Message) -> Message:
         life = self._life
@@ -144,12 +152,12 @@ class GatewayProcess:
             while answer := await _read(life.reader):
                 if (waiting := life.open_questions.pop(answer["id"], None)) and not waiting.done():
                     waiting.set_result(answer)
-            await life.process.wait()
+            await _end(life.process)
             self._alive.clear()
             self._life = None
             for waiting in life.open_questions.values():
-                waiting.set_exception(ConnectionResetError())
-                waiting.exception()  # seen: whoever asked may be gone
+                if not waiting.done():
+                    waiting.set_exception(ConnectionResetError())
             life.writer.close()
             if not self._stopping:
                 self.restarts += 1
@@ -166,11 +174,14 @@ class GatewayProcess:
                 self._bad_starts += 1
                 what = str(error)
         if not self._stopping:
-            self._given_up = InfrastructureError(
-                f"gateway process {self.name} died {self._bad_starts} times at its start: {what}"
-            )
-            self._listener.close()  # agents hear at once that nobody answers
-            self._alive.set()
+            deaths = self._bad_starts
+            why = f"gateway process {self.name} died {deaths} times at its start: {what}"
+            self._give_up(InfrastructureError(why))
+
+    def _give_up(self, why: InfrastructureError) -> None:
+        self._given_up = self._given_up or why
+        self._listener.close()  # agents hear at once that nobody answers
+        self._alive.set()
 
 
 async def _end(process: asyncio.subprocess.Process) -> int:

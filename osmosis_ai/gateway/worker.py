@@ -91,4 +91,5 @@ async def _answer(gateway: Gateway, parts: Parts, question: Message, writer: asy
 
 
 def _say(writer: asyncio.StreamWriter, message: Message) -> None:
-    writer.write(json.dumps(message).encode() + b"\n")
+    if not writer.is_closing():  # the parent is gone
+        writer.write(json.dumps(message).encode() + b"\n")

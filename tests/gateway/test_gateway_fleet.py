@@ -5,6 +5,7 @@ import contextlib
 import os
 import random
 import signal
+import sys
 
 import aiohttp
 import httpx
@@ -14,8 +15,10 @@ from fleet_worker import recipe
 from gateway_parts import ADD, user
 
 from osmosis_ai.errors import InfrastructureError
+from osmosis_ai.gateway import process
 from osmosis_ai.gateway.capture import derive_seed
 from osmosis_ai.gateway.fleet import Fleet
+from osmosis_ai.gateway.process import Recipe
 from osmosis_ai.gateway.terms import Terms
 from osmosis_ai.store.base import RunRecord
 from osmosis_ai.store.sqlite import SqliteStore
@@ -24,6 +27,15 @@ from osmosis_ai.types import Rollout
 
 AGENTS = 8
 LENGTH = 20  # turns of a conversation
+# A process that is ready in its first life, and ends at once in every other.
+ONCE = """
+import os, socket, sys, time
+parent = socket.socket(fileno=int(sys.argv[1]))
+os.close(os.open("{flag}", os.O_CREAT | os.O_EXCL))
+parent.recv(65536)
+parent.send(b'{{"ready": true}}' + bytes([10]))
+time.sleep(60)
+"""
 BODY = {"model": "osmosis-rollout", "messages": [user("go")]}
 
 
@@ -96,19 +108,19 @@ async def streamed(client, asked):
     raise AssertionError("no stream came to its end")
 
 
-def kill(process):
+def kill(one):
     with contextlib.suppress(ProcessLookupError):  # it is dead already, and has not been missed
-        if process.pid is not None:
-            os.kill(process.pid, signal.SIGKILL)
+        if one.pid is not None:
+            os.kill(one.pid, signal.SIGKILL)
 
 
 async def kill_now_and_then(fleet, kills, chance):
     for _ in range(kills):
         await asyncio.sleep(chance.uniform(0.15, 0.6))
-        process = chance.choice(fleet.processes)
-        while process.pid is None:  # noqa: ASYNC110  nobody is told
+        chosen = chance.choice(fleet.processes)
+        while chosen.pid is None:  # noqa: ASYNC110  nobody is told
             await asyncio.sleep(0.01)
-        kill(process)
+        kill(chosen)
 
 
 async def kill_under_load(fleet, store, kills):
@@ -154,7 +166,7 @@ async def test_agents_whose_gateway_is_killed_go_on_and_nothing_is_lost_or_twice
 ):
     fleet = await open_fleet(kind, 2)
     got, turns = await kill_under_load(fleet, store, kills)
-    assert sum(process.restarts for process in fleet.processes) >= 0.9 * kills
+    assert sum(one.restarts for one in fleet.processes) >= 0.9 * kills
     for number in range(AGENTS):
         assert_nothing_lost_and_nothing_twice(got[number], turns[number], number)
         if kind == "policy":
@@ -200,6 +212,18 @@ async def test_a_rollout_whose_process_was_started_again_says_so_when_it_ends(op
     assert (await post(access))[0] == 409
 
 
+async def test_a_process_that_hangs_is_killed_and_the_next_one_answers(open_fleet, store, monkeypatch):
+    fleet = await open_fleet("provider", 1)
+    await post(await admitted(fleet, store, 0))
+    os.kill(fleet.processes[0].pid, signal.SIGSTOP)
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.2)
+    sealing = asyncio.create_task(fleet.seal("r0"))
+    while not fleet.processes[0].restarts:  # noqa: ASYNC110  nobody is told
+        await asyncio.sleep(0.01)
+    monkeypatch.undo()
+    assert [turn.ordinal for turn in await sealing] == [0]
+
+
 async def test_a_fleet_is_stopped_while_a_process_is_being_started_again(open_fleet, store):
     fleet = await open_fleet("provider", 1)
     kill(fleet.processes[0])
@@ -207,6 +231,25 @@ async def test_a_fleet_is_stopped_while_a_process_is_being_started_again(open_fl
         await asyncio.sleep(0.001)
     await asyncio.wait_for(fleet.stop(), 10)
     assert fleet.processes[0].pid is None
+
+
+async def test_a_process_that_cannot_be_started_again_is_given_up_and_agents_hear_at_once(store, tmp_path):
+    once = ONCE.format(flag=tmp_path / "flag")
+    fleet = Fleet(store, Recipe([sys.executable, "-c", once], {}, tmp_path / "log"), 1)
+    await fleet.start()
+    access = await admitted(fleet, store, 0)
+    kill(fleet.processes[0])
+    assert await fleet.seal("r0") == []
+    failure = fleet.counters("r0").failure
+    assert (failure.kind, "gateway process 1/1 died 5 times at its start" in failure.message) == (
+        "gateway",
+        True,
+    )
+    with pytest.raises(InfrastructureError, match="gateway process 1/1 died 5 times at its start: "):
+        await admitted(fleet, store, 1)
+    with pytest.raises(aiohttp.ClientConnectorError):
+        await post(access)
+    await fleet.stop()
 
 
 async def test_a_process_that_does_not_start_is_said_and_none_is_left(open_fleet):
