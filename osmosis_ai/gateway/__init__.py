@@ -19,6 +19,6 @@ server.py       HTTP/1.1: whole requests in, whole answers or streams out
 streams.py      streams of events, heartbeats, refusals
 asgi.py         other applications on the same port: callbacks
 
-Several processes: base.py is the controller's seam to one gateway or to a fleet.py of them; each is a process.py
-from outside and a worker.py from inside, and hands callbacks on by forward.py.
+Several processes: base.py is the controller's seam to one gateway or to a fleet.py of them; each is a
+process.py from outside and a worker.py from inside, and hands callbacks on by forward.py.
 """
