@@ -82,24 +82,34 @@ def assert_eval(
 
 async def _run(config: Config, workspace: Path) -> tuple[str, list[Rollout], EvalReport]:
     """The run, its rollouts with the lowest rewards, and the report."""
-    from osmosis_ai.controller.opening import open_rollouts, open_run
+    from osmosis_ai.controller.opening import open_rollouts, open_run, prices_of
+    from osmosis_ai.eval.budget import Guard, RunBudget, Spending
     from osmosis_ai.eval.run import evaluate
     from osmosis_ai.eval.tally import Tally
     from osmosis_ai.store.workspace import Workspace
 
-    tally = Tally(config.eval.attempts, config.eval.pass_threshold)
+    tally = Tally(config.eval.attempts, config.eval.pass_threshold, prices_of(config))
+    limits = config.budget
+    budget = RunBudget(limits.run_tokens, limits.run_dollars, limits.run_seconds)
     lowest: list[Rollout] = []
     async with open_run(config, "eval", Workspace(workspace), fresh=True) as run:
         try:
             async with open_rollouts(run, training=False, notify=lambda text: None) as parts:
-                async for rollout in evaluate(parts.dispatcher, run.run_id, parts.rows, config.eval.attempts):
+                dispatcher = parts.dispatcher
+                guard = Guard(Spending(budget, prices_of(config)), dispatcher.stop)
+                dispatcher.on_retry = lambda rollout: guard.add(rollout.outcome)
+                guard.start()
+                async for rollout in evaluate(dispatcher, run.run_id, parts.rows, config.eval.attempts):
                     tally.add(rollout.outcome)
+                    guard.add(rollout.outcome)
                     if rollout.reward is not None:
                         lowest = sorted([*lowest, rollout], key=_by_reward)[:SHOWN_ROWS]
+                guard.pause()
+                tally.stopped = dispatcher.stopped
         except Exception as error:  # whatever ended the run: its record says so
             await run.fail(error)
             raise
-        await run.finish()
+        await run.finish(tally.stopped)
         return run.run_id, lowest, tally.report()
 
 
@@ -113,7 +123,7 @@ def _problems(
     from osmosis_ai.eval.gates import mean_at_least
 
     failed = sum(report.failures.values())
-    problems = []
+    problems = [f"stopped early: {report.stopped}"] if report.stopped else []
     if failed > max_failed:
         first = "; ".join(f"{status}: {reason}" for status, reason in report.first_failures.items())
         problems.append(f"{failed} rollouts failed, {max_failed} allowed (first {first})")

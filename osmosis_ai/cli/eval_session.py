@@ -19,7 +19,7 @@ from osmosis_ai.controller.flight import Place
 from osmosis_ai.controller.opening import OpenRun, Rollouts, open_rollouts, open_run, prices_of, read_rows
 from osmosis_ai.controller.storm import LEAST_BUDGET, Storm
 from osmosis_ai.errors import UsageError
-from osmosis_ai.eval.budget import Deadline, Spending
+from osmosis_ai.eval.budget import Guard, Spending
 from osmosis_ai.eval.junit import write_junit
 from osmosis_ai.eval.plan import PILOT, make_plan, spread_evenly
 from osmosis_ai.eval.run import Earlier, read_earlier, run_places, waiting
@@ -129,23 +129,22 @@ class Session:
         )
         dispatcher.on_retry = self._on_retry
         dispatcher.storm = self._storm = _storm(parts, config.eval.failure_budget, self._to_do)
-        self._deadline = Deadline(run_budget(config).seconds, self._out_of_time)
+        self._guard = Guard(self._spending, dispatcher.stop)
 
     def close(self) -> None:
-        self._deadline.pause()
+        self._guard.pause()
 
     async def run(self, *, yes: bool) -> None:
         """Everything that is to do; or a part of it, and why no more."""
         asked = needs_answer(self._config, self._to_do, yes=yes)
-        self._check_budget()
-        self._deadline.start()
+        self._guard.start()
         pilot = self._pilot()
         if pilot:
             await self._run(place for i, place in enumerate(self._waiting()) if i in pilot)
-        self._deadline.pause()  # a question takes as long as it takes
+        self._guard.pause()  # a question takes as long as it takes
         if not await self._agreed(ask=asked):
             self._parts.dispatcher.stop("you did not want to go on")
-        self._deadline.start()
+        self._guard.start()
         await self._run(place for i, place in enumerate(self._waiting()) if i not in pilot)
         stopped = self._parts.dispatcher.stopped
         self._tallies.all.stopped = stopped
@@ -186,22 +185,13 @@ class Session:
         self._tallies.add(outcome)
         if not self._planned and is_result(outcome.status):
             self._results.append(outcome)
-        self._spending.add(outcome)
+        self._guard.add(outcome)
         self._display.data(_rollout_line(outcome))
         self._progress.on_result(outcome)
-        self._check_budget()
 
     def _on_retry(self, rollout: Rollout) -> None:
-        self._spending.add(rollout.outcome)
+        self._guard.add(rollout.outcome)
         self._progress.on_retry(rollout)
-        self._check_budget()
-
-    def _check_budget(self) -> None:
-        if why := self._spending.exhausted:
-            self._parts.dispatcher.stop(why)
-
-    def _out_of_time(self) -> None:
-        self._parts.dispatcher.stop(self._spending.out_of_time())
 
 
 def _storm(parts: Rollouts, budget: int | None, to_run: int) -> Storm:

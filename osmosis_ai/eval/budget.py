@@ -78,6 +78,33 @@ class Deadline:
             self._left = max(0.0, self._left - (time.monotonic() - self._started))
 
 
+class Guard:
+    """Calls `stop` with the reason when the budget of a run is used up."""
+
+    def __init__(self, spending: Spending, stop: Callable[[str], None]) -> None:
+        self._spending = spending
+        self._stop = stop
+        self._deadline = Deadline(spending.budget.seconds, lambda: stop(spending.out_of_time()))
+
+    def start(self) -> None:
+        """From now on time counts; earlier commands may have spent all the rest."""
+        self._check()
+        self._deadline.start()
+
+    def pause(self) -> None:
+        """Until `start` no time counts."""
+        self._deadline.pause()
+
+    def add(self, outcome: Outcome) -> None:
+        """One more rollout has ended, whether it counts or is tried again."""
+        self._spending.add(outcome)
+        self._check()
+
+    def _check(self) -> None:
+        if why := self._spending.exhausted:
+            self._stop(why)
+
+
 def _spent(key: str, limit: str, spent: str) -> str:
     return f"budget.{key} = {limit} is used up ({spent}): raise it, e.g. with --set budget.{key}=..."
 

@@ -47,6 +47,13 @@ def test_a_rollout_that_failed_fails_the_test_unless_it_is_allowed(tmp_path):
     assert assert_eval(config, min_mean=1.0, max_failed=1, workspace=tmp_path / "ws").graded == 1
 
 
+def test_a_budget_of_the_config_stops_it_and_fails_the_test(tmp_path):
+    config = write(tmp_path, *["2"] * 6)
+    settings = {"budget.run_tokens": 1, "rollout.max_concurrent": 1}
+    with pytest.raises(AssertionError, match=r"stopped early: budget.run_tokens = 1 is used up \("):
+        assert_eval(config, settings=settings, workspace=tmp_path / "ws")
+
+
 async def test_it_may_be_called_where_a_loop_runs_and_keys_may_be_set(tmp_path):
     config = write(tmp_path, "2", "3")
     report = assert_eval(config, min_mean=1.0, settings={"dataset.limit": 1}, workspace=tmp_path / "ws")
