@@ -18,6 +18,7 @@ from osmosis_ai.errors import EntrypointError, UsageError
 from osmosis_ai.store.base import RunKind, RunRecord
 from osmosis_ai.store.workspace import Workspace
 
+FILE = "code."  # before the name of a file, in a key
 # Settings that change how fast or how far a run goes, not what a step computes.
 FREE_TRAIN_KEYS = {"checkpoint_every", "keep_checkpoints", "audit_gate"}
 
@@ -42,10 +43,12 @@ def refuse_changes(known: RunRecord, changes: Mapping[str, Sequence[Any]]) -> No
     """Raise UsageError naming everything that has changed."""
     if not changes:
         return
+    files = any(key.startswith(FILE) for key in changes)
+    named = {key: pair for key, pair in changes.items() if not (files and key == "entrypoint")}
     accept = ", go on with what has changed (--accept-changes)" if known.kind == "eval" else ""
     raise UsageError(
         f"run {known.run_id!r} exists and was made with other inputs:\n"
-        + "\n".join(f"  {key}: was {was!r}, is {now!r}" for key, (was, now) in changes.items())
+        + "\n".join(f"  {key}: was {was!r}, is {now!r}" for key, (was, now) in named.items())
         + "\nUndo the change to go on with it, start a new run with --fresh (the old one is kept)"
         f"{accept}, or choose another name (--name)."
     )
@@ -81,7 +84,10 @@ def _code_identity(config: Config) -> dict[str, str]:
     if table.url:
         identity = {"entrypoint": f"at {table.url}"}
     else:
-        identity = {"entrypoint": _digest(local_sources(source_of(config, "entrypoint", table.entrypoint)))}
+        main = source_of(config, "entrypoint", table.entrypoint)
+        sources = local_sources(main)
+        identity = {"entrypoint": _digest(sources)}  # of all of them, and of each, to be named
+        identity |= {f"{FILE}{path.relative_to(main.parent)}": _digest([path]) for path in sources}
     if table.grader_entrypoint:
         path = source_of(config, "grader_entrypoint", table.grader_entrypoint)
         identity["grader"] = _digest(local_sources(path))

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.config import load_config
-from osmosis_ai.controller.identity import local_sources, run_identity
+from osmosis_ai.controller.identity import changes_of, local_sources, refuse_changes, run_identity
+from osmosis_ai.errors import UsageError
+from osmosis_ai.store.base import RunRecord
 from osmosis_ai.store.workspace import Workspace
 
 TOML = """
@@ -53,7 +55,7 @@ def test_the_sources_are_the_entrypoint_and_what_it_imports_beside_itself(folder
 @pytest.mark.parametrize(
     ("file", "text", "keys"),
     [
-        ("prompts/texts.py", "GREETING = 'bye'\n", {"entrypoint"}),
+        ("prompts/texts.py", "GREETING = 'bye'\n", {"entrypoint", "code.prompts/texts.py"}),
         ("notes.py", "# still nobody\n", set()),
         ("model.py", "def answer(messages, tools, random): return 1\n", {"model"}),
         ("rows.jsonl", '{"user_prompt": "2 + 3?"}\n', {"dataset"}),
@@ -64,3 +66,15 @@ def test_the_sources_are_the_entrypoint_and_what_it_imports_beside_itself(folder
 )
 def test_a_change_of_what_decides_a_result_is_named_and_others_are_free(folder, file, text, keys):
     assert changed_keys(folder, file, text) == keys
+
+
+def test_a_changed_file_of_the_code_is_named_once(folder: Path):
+    def identity():
+        return run_identity(load_config(folder / "run.toml"), "eval", Workspace(folder / "ws"))
+
+    known = RunRecord("r", "eval", "done", 0.0, identity(), {})
+    (folder / "tools.py").write_text("import prompts\n")
+    with pytest.raises(UsageError) as refused:
+        refuse_changes(known, changes_of(known, identity()))
+    _, *changes, _ = str(refused.value).splitlines()
+    assert [line.split(":")[0] for line in changes] == ["  code.tools.py"]
