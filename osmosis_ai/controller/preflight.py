@@ -19,7 +19,7 @@ from osmosis_ai.config import Config, load_config
 from osmosis_ai.controller.external_model import REPLAY, check_replay, from_environment, open_provider
 from osmosis_ai.controller.opening import read_rows
 from osmosis_ai.controller.remote import Address, check_reachable, connect
-from osmosis_ai.controller.training import refuse_other_distributions
+from osmosis_ai.controller.training import refuse_other_distributions, refuse_run_budgets
 from osmosis_ai.datasets import open_dataset
 from osmosis_ai.errors import ConfigError, OsmosisError
 from osmosis_ai.store.workspace import Workspace
@@ -156,6 +156,7 @@ def _training(config: Config) -> list[Finding]:
     if config.train.algorithm == "sft" and not config.train.from_run:
         message = 'train.algorithm = "sft" needs train.from_run = the name of a run with stored rollouts'
         findings.append(Finding("CONFIG", message))
+    _tried(findings, "CONFIG", lambda: refuse_run_budgets(config))
     if config.train.algorithm != "sft":
         _tried(findings, "CONFIG", lambda: refuse_other_distributions(config))
     return findings

@@ -48,6 +48,7 @@ async def run_training(run: OpenRun, hooks: Hooks) -> Path:
         raise UsageError(f"{run.config.source}: training needs [policy] path = a policy folder.")
     if (folder := await _done_before(run)) is not None:
         return folder
+    refuse_run_budgets(run.config)
     if run.config.train.algorithm == "sft":
         return await _fine_tune(run, hooks)
     refuse_other_distributions(run.config)
@@ -79,8 +80,15 @@ def refuse_other_distributions(config: Config) -> None:
         )
         if not holds
     ]
-    findings += [
-        f"{config.source}: budget.{key} is for an eval; a training takes train.steps steps. Leave it out."
+    if findings:
+        raise ConfigError(findings)
+
+
+def refuse_run_budgets(config: Config) -> None:
+    """Raise ConfigError where a budget is given that would not be kept."""
+    findings = [
+        f"{config.source}: budget.{key} is for an eval; a training takes train.steps steps. Leave it out, or "
+        "give it to the eval: --set."
         for key in ("run_tokens", "run_dollars", "run_seconds")
         if getattr(config.budget, key) is not None
     ]

@@ -121,3 +121,9 @@ def test_a_judge_that_could_not_be_asked_is_a_finding(tmp_path: Path):
     write(tmp_path, CONFIG + '[judge]\nmodel = "scripted"\nscript = "model.py:verdict"\n')
     [(code, message)] = findings(tmp_path)
     assert (code, message.split(": ")[0]) == ("MODEL", "judge.script = 'model.py:verdict'")
+
+
+def test_a_training_that_would_not_keep_a_budget_is_refused(tmp_path: Path):
+    write(tmp_path, CONFIG + "[budget]\nrun_tokens = 1000\n")
+    [budget] = [message for code, message in findings(tmp_path, "train") if code == "CONFIG"]
+    assert "budget.run_tokens is for an eval; a training takes train.steps steps. Leave it out" in budget
