@@ -26,6 +26,7 @@ UNIT = (0.0, 1.0)
 
 RESAMPLES = 10_000
 BLOCK = 2_000_000  # random row numbers held at once
+FEW = 10  # rows to a distinct value, from which on counts are cheaper to draw than rows
 ROUNDING = 1e-12  # values that differ by less are one and the same: 0.3 - 0.1 and 0.2 - 0.0
 
 
@@ -243,14 +244,27 @@ def _bootstrap(values: Floats, num_attempts: int, confidence: float, seed: int) 
     mean, num_rows = float(values.mean()), len(values)
     if num_rows == 1:
         return Estimate(mean, None, None, "none", 1, num_attempts, confidence)
-    random = np.random.default_rng(seed)
-    means = np.empty(RESAMPLES)
-    block = max(1, BLOCK // num_rows)
-    for start in range(0, RESAMPLES, block):
-        size = min(block, RESAMPLES - start)
-        means[start : start + size] = values[random.integers(num_rows, size=(size, num_rows))].mean(axis=1)
+    means = _resampled_means(values, np.random.default_rng(seed))
     low, high = np.quantile(means, [(1.0 - confidence) / 2.0, (1.0 + confidence) / 2.0])
     return Estimate(mean, float(low), float(high), "bootstrap", num_rows, num_attempts, confidence)
+
+
+def _resampled_means(values: Floats, random: np.random.Generator) -> Floats:
+    """[RESAMPLES] means of as many values as there are, drawn with replacement.
+
+    Rewards mostly have few distinct values. How often each is drawn is multinomial: the same draw, and over
+    10,000 rows some twenty times faster, for 0, 0.5 and 1 are three counts a draw and not 10,000 indices.
+    """
+    total = len(values)
+    distinct, counts = np.unique(values, return_counts=True)
+    if len(distinct) * FEW <= total:
+        return random.multinomial(total, counts / total, size=RESAMPLES) @ distinct / total
+    means = np.empty(RESAMPLES)
+    block = max(1, BLOCK // total)
+    for start in range(0, RESAMPLES, block):
+        size = min(block, RESAMPLES - start)
+        means[start : start + size] = values[random.integers(total, size=(size, total))].mean(axis=1)
+    return means
 
 
 def _rate_with_upper_tail(passed: int, total: int, tail: float) -> float:
