@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "controller": {"config", "datasets", "engine", "gateway", "providers", "store", "train"},
     "eval": {
         "controller.dispatch",
+        "controller.deck",
         "controller.flight",
         "controller.judging",
         "datasets",

@@ -14,8 +14,8 @@ from osmosis_ai.cli.eval_plan import Stake, go_on, needs_answer, plan_text, run_
 from osmosis_ai.cli.eval_progress import EvalProgress
 from osmosis_ai.cli.eval_report import say_report
 from osmosis_ai.config import Config
+from osmosis_ai.controller.deck import Place
 from osmosis_ai.controller.dispatch import is_result
-from osmosis_ai.controller.flight import Place
 from osmosis_ai.controller.opening import OpenRun, Rollouts, open_rollouts, open_run, prices_of, read_rows
 from osmosis_ai.controller.storm import LEAST_BUDGET, Storm
 from osmosis_ai.errors import UsageError

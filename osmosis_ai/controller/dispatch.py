@@ -15,7 +15,8 @@ from typing import Any
 
 from osmosis_ai import process
 from osmosis_ai.controller.callbacks import Callbacks
-from osmosis_ai.controller.flight import Deck, DispatchSettings, Flight, Place
+from osmosis_ai.controller.deck import Deck, DispatchSettings, Place
+from osmosis_ai.controller.flight import Flight
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.rollout_server import RolloutServer

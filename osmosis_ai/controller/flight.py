@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
-from osmosis_ai.controller.callbacks import Callbacks, OnCallback
+from osmosis_ai.controller.callbacks import OnCallback
+from osmosis_ai.controller.deck import CALLBACK_GRACE_SECONDS, Deck, Place, place_seed
 from osmosis_ai.controller.grading import Grading
-from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.results import (
     INTERNAL,
     NO_REWARD,
@@ -20,19 +17,14 @@ from osmosis_ai.controller.results import (
     read_samples,
     transcripts,
 )
-from osmosis_ai.controller.rollout_server import Body, Order, RolloutServer, WorkflowRefusedError
-from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, START_TIMEOUT_SECONDS, ServerDiedError
+from osmosis_ai.controller.rollout_server import Body, Order, WorkflowRefusedError
+from osmosis_ai.controller.user_server import KILLED_FROM_OUTSIDE, ServerDiedError
 from osmosis_ai.errors import InfrastructureError, OsmosisError, StoreError
-from osmosis_ai.gateway.base import Access, RolloutGateway
-from osmosis_ai.gateway.budget import Budget
-from osmosis_ai.gateway.call import SamplingDefaults
+from osmosis_ai.gateway.base import Access
 from osmosis_ai.gateway.capture import CallCounts, CallFailure
 from osmosis_ai.gateway.terms import Terms
-from osmosis_ai.lean_http import HttpPool
-from osmosis_ai.store.base import Store
-from osmosis_ai.types import Rollout, Row, Sample, Status
+from osmosis_ai.types import Rollout, Sample, Status
 
-CALLBACK_GRACE_SECONDS = 60.0  # beyond both deadlines, for the server's own work and its callbacks
 STATUS_OF = {  # who could not serve a call -> what the rollout that failed for it is
     "model": Status.MODEL_ERROR,
     "provider": Status.PROVIDER_ERROR,
@@ -41,58 +33,6 @@ STATUS_OF = {  # who could not serve a call -> what the rollout that failed for 
     "store": Status.INFRASTRUCTURE,
 }
 DEATH_NOTICE_SECONDS = 1.0  # after a broken connection, to see whether the server's process has ended
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What a rollout is made for."""
-
-    run_id: str
-    step: int
-    row: Row
-    group_id: str
-    member: int
-
-
-@dataclass(frozen=True, slots=True)
-class DispatchSettings:
-    """How rollouts are run."""
-
-    seed: int
-    max_concurrent: int
-    agent_timeout_seconds: float
-    grader_timeout_seconds: float
-    retries: int
-    sampling: SamplingDefaults
-    budget: Budget = field(default_factory=Budget)  # of each rollout
-
-    @property
-    def longest_seconds(self) -> float:
-        """By then a rollout has ended: a server that had to start, was full, and used both deadlines."""
-        waiting = START_TIMEOUT_SECONDS + self.agent_timeout_seconds
-        running = self.agent_timeout_seconds + self.grader_timeout_seconds
-        return waiting + running + 2 * CALLBACK_GRACE_SECONDS
-
-
-@dataclass(frozen=True, slots=True)
-class Deck:
-    """The parts that every flight of a dispatcher works with."""
-
-    server: RolloutServer
-    gateway: RolloutGateway
-    callbacks: Callbacks
-    store: Store
-    settings: DispatchSettings
-    grading: Grading | None  # of what a server with `one_result` gives no reward
-    judging: Judging | None  # whom graders ask
-    http: HttpPool  # to the rollout server
-    failing: Callable[[], str]  # why the model's endpoint answers nothing; empty as long as it does
-
-
-def place_seed(seed: int, place: Place) -> int:
-    """A seed that depends on the place only: another attempt, or a resumed run, samples the same."""
-    name = f"{seed}/{place.step}/{place.group_id}/{place.member}"
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
 
 
 class Flight:

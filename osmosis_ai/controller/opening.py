@@ -15,10 +15,10 @@ from typing import Any
 
 from osmosis_ai.config import NEEDS_LLM, Config, JudgeTable, PolicyTable
 from osmosis_ai.controller.callbacks import Callbacks
+from osmosis_ai.controller.deck import DispatchSettings
 from osmosis_ai.controller.dispatch import Dispatcher
 from osmosis_ai.controller.external_model import from_environment, open_external_model, open_provider
 from osmosis_ai.controller.fleet import FleetProvider, recipe
-from osmosis_ai.controller.flight import DispatchSettings
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.identity import changes_of, refuse_changes, refuse_kind, run_identity
 from osmosis_ai.controller.judging import Judging

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequ
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from osmosis_ai.controller.deck import Place
 from osmosis_ai.controller.dispatch import Dispatcher, is_result, place_key
-from osmosis_ai.controller.flight import Place
 from osmosis_ai.eval.budget import usage_of_outcome
 from osmosis_ai.eval.stored import counted
 from osmosis_ai.eval.tally import EvalReport, Tally
