@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai import process
 from osmosis_ai.config import LlmTable
 from osmosis_ai.controller.external_model import open_external_model
 from osmosis_ai.controller.fleet import report_of
@@ -33,6 +35,6 @@ async def open_parts(request: dict[str, Any]) -> AsyncIterator[Parts]:
 
 
 if __name__ == "__main__":
-    import uvloop
-
-    uvloop.run(serve(int(sys.argv[1]), open_parts))
+    process.raise_file_limit()
+    with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
+        runner.run(serve(int(sys.argv[1]), open_parts))

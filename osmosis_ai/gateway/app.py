@@ -6,8 +6,6 @@ request -> identity -> dialect -> retry? -> place -> answer -> record (durable) 
 from __future__ import annotations
 
 import asyncio
-import functools
-import gc
 import re
 import socket
 import time
@@ -17,6 +15,7 @@ from typing import Any, cast
 
 import orjson
 
+from osmosis_ai import process
 from osmosis_ai.errors import InfrastructureError, StoreError
 from osmosis_ai.gateway.asgi import ASGIApp, pass_on
 from osmosis_ai.gateway.budget import Budget
@@ -38,7 +37,6 @@ from osmosis_ai.types import ToolSchema, Turn
 __all__ = ["Gateway", "SamplingDefaults"]
 
 HEARTBEAT_SECONDS = 15.0  # clients and what stands between give up on silent streams after 30 or 60
-GC_THRESHOLDS = (10_000, 10, 100)  # with the usual 700, 10, 10 a third of the time goes into collecting
 
 
 class Gateway:
@@ -86,7 +84,7 @@ class Gateway:
         With `listener` it is this socket that is listened on, whatever host and port.
         """
         listener = listener or listen(host, port)
-        _spare_what_is_loaded()
+        process.spare_what_is_loaded()
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else host
         self.base_url = f"http://{shown}:{listener.getsockname()[1]}"
         self._server = HttpServer(self.handle)
@@ -342,19 +340,6 @@ _MODEL = {
 _MODEL_LIST = {
     "object": "list", "data": [_MODEL], "has_more": False, "first_id": MODEL, "last_id": MODEL,
 }  # fmt: skip
-
-
-@functools.cache
-def _spare_what_is_loaded() -> None:
-    """Once a process: what has been imported and loaded by now is not searched for garbage again and again.
-
-    With `transformers` loaded that is half a million objects; leaving them out takes a third of the CPU time
-    of a call away. What rollouts keep is many objects too, and hardly any of it is ever garbage: it is
-    searched less often than usual.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def listen(host: str, port: int) -> socket.socket:
