@@ -68,7 +68,8 @@ class CallLog:
     """The calls of one rollout so far: their sums, and the conversation of the latest one."""
 
     def __init__(self) -> None:
-        self._metrics = RolloutMetrics()
+        self._num_calls = self._prompt_tokens = self._response_tokens = self._max_context_tokens = 0
+        self._latency_ms = 0.0
         self._asked: Sequence[dict[str, Any]] = ()
         self._answer: dict[str, Any] | None = None
 
@@ -78,14 +79,13 @@ class CallLog:
 
     def answered(self, result: CompletionsResult, latency_ms: float) -> None:
         self._answer = result.message
-        total = self._metrics
         prompt = int(result.usage.get("prompt_tokens") or 0)
         response = int(result.usage.get("completion_tokens") or 0)
-        total.num_llm_calls += 1
-        total.llm_latency_ms += latency_ms
-        total.prompt_tokens += prompt
-        total.response_tokens += response
-        total.max_context_tokens = max(total.max_context_tokens, prompt + response)
+        self._num_calls += 1
+        self._latency_ms += latency_ms
+        self._prompt_tokens += prompt
+        self._response_tokens += response
+        self._max_context_tokens = max(self._max_context_tokens, prompt + response)
 
     def transcript(self) -> list[dict[str, Any]]:
         """How far the conversation came: what a rollout that failed leaves behind."""
@@ -93,4 +93,10 @@ class CallLog:
         return [copied(message) for message in (*self._asked, *answer)]
 
     def metrics(self) -> RolloutMetrics:
-        return self._metrics.model_copy()
+        return RolloutMetrics(
+            llm_latency_ms=self._latency_ms,
+            num_llm_calls=self._num_calls,
+            prompt_tokens=self._prompt_tokens,
+            response_tokens=self._response_tokens,
+            max_context_tokens=self._max_context_tokens,
+        )

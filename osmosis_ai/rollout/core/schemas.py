@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
+import orjson
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -254,6 +255,12 @@ class OpenAIFunctionToolSchema(_Schema):
     function: OpenAIFunctionSchema
 
 
+# What is no JSON type is left to `json`, which refuses it.
+_AS_JSON = (
+    orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
+
+
 def wire_tools(tools: Iterable[Any]) -> list[dict[str, Any]]:
     """Tools as plain dicts of JSON, independent of the author's objects. TypeError for anything else."""
     plain = []
@@ -265,11 +272,21 @@ def wire_tools(tools: Iterable[Any]) -> list[dict[str, Any]]:
         else:
             raise TypeError(f"tool {position} must be a dict or an OpenAIFunctionToolSchema, got {tool!r}")
         try:
-            text = json.dumps(given, ensure_ascii=False, allow_nan=False).encode()
+            plain.append(_plain(given))
         except (TypeError, ValueError) as error:
             raise TypeError(f"tool {position} is not JSON: {error}") from error
-        plain.append(json.loads(text))
     return plain
+
+
+def _plain(given: dict[str, Any]) -> Any:
+    """Through JSON and back. Raises TypeError, ValueError for what is none."""
+    try:
+        text = orjson.dumps(given, option=_AS_JSON)
+        if b"null" not in text:  # with it, it may be a NaN
+            return orjson.loads(text)
+    except TypeError:
+        pass  # an integer of more than 64 bits, or no JSON at all
+    return json.loads(json.dumps(given, ensure_ascii=False, allow_nan=False).encode())
 
 
 class OpenAIFunctionParsedSchema(_Record):
