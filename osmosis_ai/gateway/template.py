@@ -67,11 +67,7 @@ def _speed_up(template: Template) -> None:
         return slow_getattr(value, name)
 
     def fast_call(context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        of_text = (
-            type(function) is BuiltinMethodType
-            and type(function.__self__) is str
-            and function.__name__ in _OF_TEXTS
-        )
+        of_text = _is_text_method(function)
         if of_text or type(function) is Macro:
             kwargs.pop("_block_vars", None)
             kwargs.pop("_loop_vars", None)
