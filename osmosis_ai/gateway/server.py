@@ -14,6 +14,7 @@ Not here: TLS, HTTP/2, WebSockets, compression.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -37,6 +38,8 @@ GRACE_SECONDS = 1.0  # for answers on their way at the end
 JSON = b"content-type: application/json\r\n"
 _EVENTS = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
+logger = logging.getLogger(__name__)
+
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -265,20 +268,25 @@ class HttpServer:
         self.handle = handle
         self.closing = False
         self.connections: set[Connection] = set()
-        self._listening: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
+        self._opening: set[asyncio.Task[None]] = set()
         self._sweeping: asyncio.TimerHandle | None = None
         self._date = (0, b"")
 
     async def start(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(lambda: Connection(self), sock=listener, backlog=BACKLOG)
+        listener.listen(BACKLOG)
+        self._listener = listener
+        loop.add_reader(listener.fileno(), self._accept)
         self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep)
 
     async def stop(self) -> None:
         """Stop listening; answers on their way get `GRACE_SECONDS`."""
         self.closing = True
-        if self._listening is not None:
-            self._listening.close()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener.fileno())
+            self._listener.close()
+            self._listener = None
         if self._sweeping is not None:
             self._sweeping.cancel()
         deadline = monotonic() + GRACE_SECONDS
@@ -289,6 +297,37 @@ class HttpServer:
         for connection in list(self.connections):
             connection.abort()
         await asyncio.sleep(0)
+
+    def _accept(self) -> None:
+        """All that wait. A server of uvloop takes one in each round of the loop, and rounds are long when
+        there is much to do: who came last then waits for all that the others ask meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        while self._listener is not None:
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file descriptors are left
+                logger.error("the gateway cannot accept a connection: %s", error)
+                loop.remove_reader(self._listener.fileno())
+                loop.call_later(1.0, self._listen_again)
+                return
+            client.setblocking(False)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = loop.create_task(self._open(client))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    def _listen_again(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    async def _open(self, client: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: Connection(self), client)
+        except OSError:  # gone again
+            client.close()
 
     def date_line(self) -> bytes:
         second = int(time())
