@@ -153,9 +153,9 @@ def test_secrets_are_redacted_and_words_are_kept(text, redacted):
     ],
 )
 def test_text_that_was_made_to_be_slow_is_not(unit):
-    began = time.perf_counter()
+    began = time.process_time()
     Redactor({"A_TOKEN": "abcdefgh"})(unit * (200_000 // len(unit)))
-    assert time.perf_counter() - began < 3.0
+    assert time.process_time() - began < 3.0
 
 
 def test_secrets_are_redacted_wherever_they_stand_in_a_run(bench, monkeypatch):

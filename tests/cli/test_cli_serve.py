@@ -42,7 +42,7 @@ def serving(*arguments: str, folder: Path = ROOT, **environment: str) -> Iterato
             yield line.split()[-1]
         finally:
             server.send_signal(signal.SIGINT)
-            assert server.wait(10) == 130
+            assert server.wait(60) == 130
 
 
 def test_with_json_the_server_says_where_it_listens_in_one_line():
@@ -53,14 +53,14 @@ def test_with_json_the_server_says_where_it_listens_in_one_line():
         assert ask(f"{line['url']}/health")[0] == 200
     finally:
         server.send_signal(signal.SIGINT)
-        assert (server.communicate(timeout=10)[0], server.returncode) == ("", 130)
+        assert (server.communicate(timeout=60)[0], server.returncode) == ("", 130)
 
 
 def ask(url: str, body: Any = None, key: str = "") -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)

@@ -51,13 +51,13 @@ async def test_an_answer_outside_of_the_vocabulary_is_an_error(policy_folder: Pa
 
 
 async def test_a_slow_answer_can_be_cancelled_and_the_step_does_not_wait_for_it(policy_folder: Path):
-    engine = await opened(policy_folder, lambda prompt, sampling: [7] * 100, token_seconds=10)
+    engine = await opened(policy_folder, lambda prompt, sampling: [7] * 100, token_seconds=100)
     task = asyncio.create_task(engine.sample([1], Sampling(max_tokens=50)))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(engine.load(await saved(engine, policy_folder)), 1)
+    await asyncio.wait_for(engine.load(await saved(engine, policy_folder)), 9)
 
 
 async def saved(engine: ScriptedEngine, folder: Path) -> Path:

@@ -6,6 +6,7 @@ import socket
 import sys
 
 import pytest
+from waiting import until
 
 from osmosis_ai.gateway import server
 from osmosis_ai.gateway.server import HttpServer
@@ -44,12 +45,12 @@ class Echo:
 
     async def read(self):
         """(status line, body) of the next response."""
-        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 5)).decode()
+        head = (await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 60)).decode()
         length = int(head.lower().partition("content-length: ")[2].partition("\r\n")[0] or 0)
         return head.partition("\r\n")[0], await self.reader.readexactly(length)
 
     async def closed(self):
-        return await asyncio.wait_for(self.reader.read(), 5) == b""
+        return await asyncio.wait_for(self.reader.read(), 60) == b""
 
 
 @pytest.fixture
@@ -85,11 +86,11 @@ async def test_only_one_request_of_a_connection_is_in_hand(http):
     await http.send(
         b"POST / HTTP/1.1\r\ncontent-length: 1\r\n\r\n1POST / HTTP/1.1\r\ncontent-length: 1\r\n\r\n2"
     )
-    await asyncio.sleep(0.05)
+    await until(lambda: http.held)
     assert [request.body for request in http.requests] == [b"1"]
     http.held[0].answer(200, b"first")
     assert (await http.read())[1] == b"first"
-    await asyncio.sleep(0.05)
+    await until(lambda: len(http.held) == 2)
     assert [request.body for request in http.requests] == [b"1", b"2"]
 
 
@@ -158,11 +159,11 @@ async def test_bodies_and_heads_have_an_end(http, monkeypatch):
 async def test_a_client_that_goes_away_is_noticed_at_once_and_once(http):
     http.hold = True
     await http.send(ONE + b"1")
-    await asyncio.sleep(0.05)
+    await until(lambda: http.held)
     [connection], gone = http.held, []
     connection.on_gone = lambda: gone.append(True)
     http.writer.close()
-    await asyncio.sleep(0.05)
+    await until(lambda: gone)
     assert gone == [True]
     connection.answer(200, b"nobody reads this")
     assert gone == [True]
@@ -172,7 +173,7 @@ async def test_a_quiet_connection_is_closed_and_a_waiting_one_is_not(http, monke
     monkeypatch.setattr(server, "QUIET_SECONDS", 0.0)
     http.hold = True
     await http.send(ONE + b"1")
-    await asyncio.sleep(0.05)
+    await until(lambda: http.held)
     http.server._sweep()
     http.held[0].answer(200, b"ok")
     assert (await http.read())[1] == b"ok"
@@ -183,11 +184,11 @@ async def test_a_quiet_connection_is_closed_and_a_waiting_one_is_not(http, monke
 async def test_a_client_of_http_1_0_gets_a_stream_that_ends_with_its_connection(http):
     http.hold = True
     await http.send(b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
-    await asyncio.sleep(0.05)
+    await until(lambda: http.held)
     [connection] = http.held
     connection.stream(b"data: 1\n\n")
     connection.end(b"data: 2\n\n")
-    received = await asyncio.wait_for(http.reader.read(), 5)
+    received = await asyncio.wait_for(http.reader.read(), 60)
     assert received.endswith(b"\r\n\r\ndata: 1\n\ndata: 2\n\n")
     assert b"chunked" not in received
 

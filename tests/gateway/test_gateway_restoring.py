@@ -17,6 +17,7 @@ from gateway_agents import (
     strands_openai,
 )
 from gateway_parts import ADD, TextEngine, in_turn, info, user
+from waiting import until
 
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults
@@ -94,14 +95,6 @@ def remembering(target, store):
 
 def policy(renderer, answer):
     return PolicyTarget(TextEngine(answer, renderer), info(4096, renderer.end_ids), renderer)
-
-
-async def until(holds):
-    for _ in range(400):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not come to this within two seconds")
 
 
 def by_seed(prompt, sampling):

@@ -7,6 +7,7 @@ import openai
 import pytest
 from gateway_agents import anthropic_client, openai_client
 from gateway_parts import user
+from waiting import until
 
 from osmosis_ai.gateway.call import Refusal
 from osmosis_ai.gateway.retries import MAX_ATTEMPTS, WINDOW_SECONDS, Retries
@@ -26,18 +27,10 @@ def by_seed(prompt, sampling):
     return f"The answer is {sampling.seed}."
 
 
-async def until(holds):
-    for _ in range(200):
-        if holds():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it did not come to this within a second")
-
-
-async def give_up(g, path="/v1/chat/completions", after=0.05, **more):
-    """A client that sends its request, waits a little, and closes the connection."""
+async def give_up(g, path="/v1/chat/completions", **more):
+    """A client that sends its request, and closes the connection as soon as it is being worked on."""
     posting = asyncio.ensure_future(g.post({**BODIES[path], **more}, path=path))
-    await asyncio.sleep(after)
+    await until(lambda: g.engine.log if g.engine.hold is None else g.engine.asked)
     posting.cancel()
     await asyncio.gather(posting, return_exceptions=True)
 
@@ -58,7 +51,7 @@ async def test_equal_calls_at_once_are_samples_of_their_own(open_gateway, store)
     g = await open_gateway(by_seed)
     g.engine.hold = asyncio.Event()
     posting = [asyncio.ensure_future(g.post(BODY)) for _ in range(4)]
-    await asyncio.sleep(0.05)
+    await until(lambda: len(g.engine.asked) == 4)
     g.engine.hold.set()
     answers = [answer["choices"][0]["message"]["content"] for _, answer in await asyncio.gather(*posting)]
     assert len(set(answers)) == len(store.turns["r1"]) == 4
@@ -74,8 +67,8 @@ async def test_an_answer_that_was_recorded_and_not_delivered_is_sent_again(
     open_gateway, store, path, headers, stream
 ):
     g = await open_gateway(by_seed)
-    store.delay_seconds = 0.15
-    await give_up(g, path, after=0.1, stream=stream)  # sampled, and on its way to the disk
+    store.delay_seconds = 0.2
+    await give_up(g, path, stream=stream)  # sampled, and on its way to the disk
     await until(lambda: store.turns.get("r1"))
     store.delay_seconds = 0
     body = {**BODIES[path], "stream": stream}
@@ -168,7 +161,7 @@ async def test_a_retry_of_a_call_that_is_being_worked_on_joins_it(open_gateway, 
     g = await open_gateway(by_seed)
     g.engine.hold, g.engine.hold_after = asyncio.Event(), 2
     first = asyncio.ensure_future(g.post(BODY))
-    await asyncio.sleep(0.05)
+    await until(lambda: g.engine.asked)
     second = asyncio.ensure_future(g.post(BODY, headers=g.headers(**RETRY)))
     await asyncio.sleep(0.05)
     first.cancel()  # the one that began it goes away; the work goes on for the other
@@ -199,13 +192,13 @@ async def test_an_idempotency_key_is_one_call(open_gateway, store):
 @pytest.mark.parametrize("wire", ["openai", "anthropic"])
 async def test_an_official_client_that_lost_its_patience_is_answered_once(open_gateway, store, wire):
     g = await open_gateway(by_seed)
-    store.delay_seconds = 0.3  # the first try ends while its answer is being written
+    store.delay_seconds = 0.6  # the first try ends while its answer is being written
     if wire == "openai":
-        client = openai_client(g.gateway.base_url + "/v1", g.key).with_options(timeout=0.15, max_retries=5)
+        client = openai_client(g.gateway.base_url + "/v1", g.key).with_options(timeout=0.4, max_retries=5)
         answer = await client.chat.completions.create(**BODY)
         text = answer.choices[0].message.content
     else:
-        client = anthropic_client(g.gateway.base_url, g.key).with_options(timeout=0.15, max_retries=5)
+        client = anthropic_client(g.gateway.base_url, g.key).with_options(timeout=0.4, max_retries=5)
         answer = await client.messages.create(**BODY, max_tokens=99)
         text = answer.content[0].text
     assert [turn.response["content"] for turn in store.turns["r1"]] == [text]
@@ -223,7 +216,7 @@ async def test_a_retry_after_the_end_of_the_rollout_is_refused(open_gateway):
 
 async def test_a_lost_answer_is_replayed_even_when_the_turns_are_used_up(open_gateway, store):
     g = await open_gateway(by_seed, max_turns=1)
-    store.delay_seconds = 0.1
+    store.delay_seconds = 0.2
     await give_up(g)
     await until(lambda: store.turns.get("r1"))
     assert [(await g.post(BODY))[0] for _ in range(2)] == [200, 403]

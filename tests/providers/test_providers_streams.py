@@ -5,6 +5,7 @@ import json
 
 import pytest
 from aiohttp import web
+from waiting import until
 
 from osmosis_ai.errors import ProviderError
 from osmosis_ai.providers.base import ProviderRequest
@@ -83,10 +84,7 @@ async def test_text_is_handed_on_as_it_comes_and_the_answer_is_whole(endpoint):
     provider, requests = await endpoint([*ANSWER[:2], gate, *ANSWER[2:]])
     pieces = []
     completing = asyncio.ensure_future(provider.complete(REQUEST, pieces.append))
-    for _ in range(200):
-        if pieces:
-            break
-        await asyncio.sleep(0.005)
+    await until(lambda: pieces)
     assert (pieces, completing.done()) == (["4"], False)
     gate.set()
     answer = await completing

@@ -44,7 +44,7 @@ class Cluster:
         self.completions.append(json.loads(await request.read()))
         return web.Response(status=self.completed_statuses.pop(0) if self.completed_statuses else 200)
 
-    async def wait_for(self, count: int, seconds: float = 10.0) -> list[dict[str, Any]]:
+    async def wait_for(self, count: int, seconds: float = 60.0) -> list[dict[str, Any]]:
         async with asyncio.timeout(seconds):
             while len(self.completions) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -120,7 +120,7 @@ class StubController:
         self.arrived.set()
         return web.Response(status=self.statuses.pop(0) if self.statuses else 200)
 
-    async def wait_for(self, count: int, seconds: float = 10.0) -> list[tuple[str, dict[str, Any], str]]:
+    async def wait_for(self, count: int, seconds: float = 60.0) -> list[tuple[str, dict[str, Any], str]]:
         async with asyncio.timeout(seconds):
             while len(self.received) < count:
                 self.arrived.clear()

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import threading
 import time
 
 import pytest
 from cluster_stub import ADD, OneCall, a_cluster, request_for, serving
 from rollout_stubs import text, tool_call
+from waiting import SECONDS, until
 
 from osmosis_ai.rollout import OsmosisLLMClient, RolloutClientSettings, RolloutSettings, create_app
 from osmosis_ai.rollout.config import RolloutServerSettings
@@ -31,6 +33,12 @@ def loop_with(run, tools=None):
     return loop
 
 
+async def put_away(server, number):
+    """So many rollouts have ended: a result is told before the server has put it away."""
+    _, health = await server.get("/health")
+    return (health["active_rollouts"], health["completed_rollouts"]) == (0, number)
+
+
 # --- R9: init
 
 
@@ -44,10 +52,8 @@ async def test_r09_init_answers_202_with_the_tools_and_the_rollout_runs_to_its_c
         assert [m["role"] for m in completed["final_messages"]] == ["user", "assistant"]
         assert completed["metrics"]["num_llm_calls"] == 1
         assert completed["metrics"]["max_context_tokens"] == 15
+        await until(lambda: put_away(server, 1))
         status, health = await server.get("/health")
-        while health["active_rollouts"]:  # the result is told before the server has put it away
-            await asyncio.sleep(0.01)
-            status, health = await server.get("/health")
     assert (status, health["status"], health["agent_loop"]) == (200, "healthy", "one-call")
     assert (health["active_rollouts"], health["completed_rollouts"]) == (0, 1)
 
@@ -84,18 +90,22 @@ async def test_r09_tools_that_fail_start_no_run_and_may_be_asked_for_again():
 
 
 async def test_r09_get_tools_that_blocks_holds_up_nobody():
+    begun, woken = threading.Event(), threading.Event()
+
     class Loop(OneCall):
         def get_tools(self, request):
-            time.sleep(0.4 if request.rollout_id == "slow" else 0)
+            if request.rollout_id == "slow":
+                begun.set()
+                woken.wait(SECONDS)
             return []
 
     async with a_cluster() as cluster, serving(create_app(Loop())) as server:
         slow = asyncio.create_task(server.init(request_for(cluster, "slow")))
-        await asyncio.sleep(0.05)
-        started = time.perf_counter()
+        await until(begun.is_set)
         assert (await server.get("/health"))[0] == 200
         assert (await server.init(request_for(cluster, "quick")))[0] == 202
-        assert time.perf_counter() - started < 0.3
+        assert not slow.done()
+        woken.set()
         assert (await slow)[0] == 202
 
 
@@ -126,9 +136,10 @@ async def test_r07_none_is_unlimited():
 
 
 async def test_r07_max_concurrent_limits_and_health_shows_who_waits():
-    gate = {"open": False}
+    gate, running = {"open": False}, []
 
     async def run(ctx):
+        running.append(1)
         while not gate["open"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         return ctx.complete([])
@@ -136,7 +147,7 @@ async def test_r07_max_concurrent_limits_and_health_shows_who_waits():
     async with a_cluster() as cluster, serving(create_app(loop_with(run), max_concurrent=2)) as server:
         for number in range(5):
             await server.init(request_for(cluster, f"r-{number}"))
-        await asyncio.sleep(0.1)
+        await until(lambda: len(running) == 2)
         _, health = await server.get("/health")
         gate["open"] = True
         await cluster.wait_for(5)
@@ -173,9 +184,12 @@ async def test_r07_records_are_forgotten_after_their_time():
     async with a_cluster() as cluster, serving(create_app(OneCall(), record_ttl_seconds=0.2)) as server:
         await server.init(request_for(cluster))
         await cluster.wait_for(1)
-        await asyncio.sleep(0.3)
-        await server.init(request_for(cluster))
-        assert len(await cluster.wait_for(2)) == 2
+
+        async def run_again():
+            await server.init(request_for(cluster))
+            return len(cluster.completions) > 1
+
+        await until(run_again)
 
 
 async def test_r07_hooks_run_and_the_key_is_asked_for():
@@ -207,14 +221,18 @@ async def test_r07_without_a_key_there_is_no_platform_health():
 
 
 async def test_a_loop_that_blocks_holds_up_only_itself():
+    woken = threading.Event()
+
     async def run(ctx):
         if ctx.rollout_id == "blocks":
-            time.sleep(0.6)  # noqa: ASYNC251
+            woken.wait(SECONDS)
         return ctx.complete([])
 
     async with a_cluster() as cluster, serving(create_app(loop_with(run))) as server:
         await server.init(request_for(cluster, "blocks"))
         await server.init(request_for(cluster, "quick"))
+        await cluster.wait_for(1)
+        woken.set()
         first, second = await cluster.wait_for(2)
     assert (first["rollout_id"], second["rollout_id"]) == ("quick", "blocks")
 
@@ -304,8 +322,7 @@ async def test_r10_a_completion_that_fails_is_repeated_word_for_word_and_is_neve
         cluster.completed_statuses = [500, 503]
         await server.init(request_for(cluster))
         completions = await cluster.wait_for(3)
-        await asyncio.sleep(0.3)
-        assert (await server.get("/health"))[1]["completed_rollouts"] == 1
+        await until(lambda: put_away(server, 1))
     assert completions == [completions[0]] * 3
     assert completions[0]["status"] == "COMPLETED"
 
@@ -411,9 +428,9 @@ async def test_r08_server_errors_are_tried_again_as_often_as_the_settings_say(re
 async def test_r08_connections_are_limited_and_only_some_are_kept():
     settings = RolloutClientSettings(max_connections=3, max_keepalive_connections=2)
     async with a_cluster() as cluster, OsmosisLLMClient(cluster.url, "r-1", settings=settings) as client:
-        cluster.chat_delay = 0.2
+        cluster.chat_delay = 0.5
         calls = [asyncio.create_task(client.chat_completions([])) for _ in range(4)]
-        await asyncio.sleep(0.1)
+        await until(lambda: len(cluster.chats) >= 3)
         assert len(cluster.chats) == 3
         await asyncio.gather(*calls)
     closed = [headers.get("Connection") == "close" for headers in cluster.headers]

@@ -29,7 +29,7 @@ def test_what_users_subclass_loads_no_framework_and_no_server(code):
 
 def test_importing_the_package_costs_at_most_one_and_a_half_times_pydantic():
     def seconds(module: str) -> float:
-        code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+        code = f"import time; t = time.process_time(); import {module}; print(time.process_time() - t)"
         return min(float(run(code)) for _ in range(3))
 
     assert seconds("osmosis_ai.rollout") <= 1.5 * seconds("pydantic")

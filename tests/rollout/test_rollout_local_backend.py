@@ -3,10 +3,10 @@
 import asyncio
 import inspect
 import threading
-import time
 
 import pytest
 from rollout_stubs import Results, execute, strings_above, text
+from waiting import SECONDS, until
 
 from osmosis_ai.errors import EntrypointError
 from osmosis_ai.rollout import (
@@ -98,76 +98,78 @@ async def test_a_rollout_is_run_and_graded(backends):
 
 
 async def test_a_workflow_that_sleeps_through_its_deadline_hurts_itself_only(backends):
+    woken = threading.Event()
+
     async def run(ctx):
         say("partial")
         if ctx.metadata["blocks"]:
-            time.sleep(2.0)  # noqa: ASYNC251
+            woken.wait(SECONDS)
 
     backend = backends(run)
-    started = time.perf_counter()
-
-    async def blocked():
-        result = one(await execute(backend, id="b", metadata={"blocks": True}, agent_timeout_sec=0.3))
-        return result, time.perf_counter() - started
-
-    async def other():
-        free = {"metadata": {"blocks": False}, "label": "partial"}
-        result = one(await execute(backend, agent_timeout_sec=1.0, **free))
-        return result, time.perf_counter() - started
-
-    ((ran, graded), took), *others = await asyncio.gather(blocked(), *(other() for _ in range(8)))
+    free = {"metadata": {"blocks": False}, "label": "partial", "agent_timeout_sec": SECONDS}
+    results = await asyncio.gather(
+        execute(backend, id="b", metadata={"blocks": True}, agent_timeout_sec=0.3),
+        *(execute(backend, **free) for _ in range(8)),
+    )
+    (ran, graded), *others = map(one, results)
+    woken.set()  # all have ended while the one still blocked
     assert ran.err_category == "timeout"
     assert ran.err_message == "Made.run exceeded its deadline of 0.3 s"
     assert ran.samples["solver"].messages == [{"role": "assistant", "content": "partial"}]
     assert graded.err_category == "timeout"
-    assert 0.3 <= took < 1.2
-    assert all(graded.succeeded and took < 1.0 for (_, graded), took in others)
+    assert all(graded.succeeded for _, graded in others)
 
 
 async def lanes_in_use(backend, number):
     """Wait until so many are: a lane is given back just after its rollout's result."""
-    async with asyncio.timeout(10):
-        while backend.health()["lanes"] != number:  # noqa: ASYNC110  there is no event of it
-            await asyncio.sleep(0.01)
+    await until(lambda: backend.health()["lanes"] == number)
 
 
 async def test_a_late_result_is_ignored_and_the_lane_is_used_again(backends):
+    woken = threading.Event()
+
     async def run(ctx):
         say("148")
-        time.sleep(1.0)  # noqa: ASYNC251
+        woken.wait(SECONDS)
 
     backend = backends(run)
     ran, _ = one(await execute(backend, agent_timeout_sec=0.05))
     assert ran.err_category == "timeout"
     await lanes_in_use(backend, 1)  # the lane that read what was left behind comes back
+    woken.set()
     await lanes_in_use(backend, 0)
     assert one(await execute(backend))[1].succeeded
 
 
 async def test_a_workflow_that_swallows_its_cancellation_still_ends_in_time(backends):
+    released = threading.Event()
+
     async def run(ctx):
-        for _ in range(10):
+        while not released.is_set():
             try:
                 await asyncio.sleep(0.05)
             except asyncio.CancelledError:
                 pass
 
-    started = time.perf_counter()
     ran, _ = one(await execute(backends(run), agent_timeout_sec=0.1))
+    released.set()  # it was not waited for
     assert ran.err_category == "timeout"
-    assert time.perf_counter() - started < 0.45
 
 
 async def test_a_grader_that_blocks_ends_as_a_timeout_of_the_grader(backends):
+    woken, done = threading.Event(), threading.Event()
+
     async def grade(ctx):
-        time.sleep(0.5)  # noqa: ASYNC251
+        woken.wait(SECONDS)
         ctx.set_sample_reward("solver", 1.0)
+        done.set()
 
     ran, graded = one(await execute(backends(grader=grader(grade)), grader_timeout_sec=0.1))
     assert ran.succeeded
     assert graded.err_category == "timeout"
     assert graded.err_message == "Exact.grade exceeded its deadline of 0.1 s"
-    await asyncio.sleep(0.6)
+    woken.set()
+    assert await asyncio.to_thread(done.wait, SECONDS)
     assert graded.samples["solver"].reward is None
 
 
@@ -371,39 +373,44 @@ async def test_tasks_that_a_rollout_leaves_behind_are_ended(backends):
         say("148")
 
     await execute(backends(run, workflow_config=AgentWorkflowConfig(name="w")))
-    assert await asyncio.to_thread(ended.wait, 2)
+    assert await asyncio.to_thread(ended.wait, SECONDS)
 
 
 async def test_r24_the_limit_of_concurrency_holds_and_queueing_does_not_eat_the_deadline(backends):
-    running, most = [], []
+    running, most, gate = [], [], threading.Event()
 
     async def run(ctx):
         running.append(1)
         most.append(len(running))
-        await asyncio.sleep(0.2)
+        await until(gate.is_set)
         running.pop()
         say("148")
 
     config = AgentWorkflowConfig(name="w", concurrency=ConcurrencyConfig(max_concurrent=2))
     backend = backends(run, workflow_config=config)
-    tasks = [asyncio.create_task(execute(backend, agent_timeout_sec=0.5)) for _ in range(6)]
-    await asyncio.sleep(0.03)
-    assert backend.health()["concurrency"] == {"max_concurrent": 2, "queued": 4, "running": 2}
+    deadlines = [SECONDS, SECONDS, 1.0, 1.0, 1.0, 1.0]
+    tasks = [asyncio.create_task(execute(backend, agent_timeout_sec=seconds)) for seconds in deadlines]
+    full = {"max_concurrent": 2, "queued": 4, "running": 2}
+    await until(lambda: backend.health()["concurrency"] == full)
+    await asyncio.sleep(1.1)  # longer than the deadline of those that queue
+    gate.set()
     assert all(one(results)[1].succeeded for results in await asyncio.gather(*tasks))
     assert max(most) == 2
     assert backend.max_concurrency == 2
 
 
 async def test_r24_without_a_limit_many_rollouts_wait_at_once(backends):
+    running = []
+
     async def run(ctx):
-        await asyncio.sleep(0.2)
+        running.append(1)
+        while len(running) < 200:  # noqa: ASYNC110  lanes share no event
+            await asyncio.sleep(0.05)
         say("148")
 
     backend = backends(run)
-    started = time.perf_counter()
     runs = await asyncio.gather(*(execute(backend, id=str(n)) for n in range(200)))
     assert all(one(results)[1].succeeded for results in runs)
-    assert time.perf_counter() - started < 2.0
     assert backend.max_concurrency == 0
 
 
@@ -418,11 +425,11 @@ async def test_a_cancelled_rollout_stops_the_users_code(backends):
             stopped.set()
 
     task = asyncio.create_task(execute(backends(run)))
-    assert await asyncio.to_thread(started.wait, 2)
+    assert await asyncio.to_thread(started.wait, SECONDS)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await asyncio.to_thread(stopped.wait, 2)
+    assert await asyncio.to_thread(stopped.wait, SECONDS)
 
 
 def test_a_backend_takes_names_of_objects():
@@ -469,9 +476,11 @@ async def test_lanes_are_not_kept_beyond_the_pool(backends, monkeypatch):
 
     backend = backends(run)
     await asyncio.gather(*(execute(backend, id=str(n)) for n in range(150)))
-    await asyncio.sleep(0.4)
-    lanes = [t for t in threading.enumerate() if t.name == "osmosis-lane"]
-    assert len(lanes) <= 64 + 2
+
+    def lanes():
+        return sum(thread.name == "osmosis-lane" for thread in threading.enumerate())
+
+    await until(lambda: lanes() <= 64 + 2)
 
 
 async def test_where_the_system_gives_no_further_thread_a_rollout_waits_for_one(backends, monkeypatch):

@@ -6,12 +6,14 @@ import json
 import math
 import socket
 import sys
+import threading
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 import uvicorn
 from rollout_stubs import StubController, strings_above
+from waiting import SECONDS, until
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.rollout import (
@@ -44,6 +46,7 @@ class Odd(SampleSource):
 
 
 RUNS = []
+GATE = threading.Event()  # opened by a test: what is "held" ends then
 
 
 class Workflow(AgentWorkflow):
@@ -52,6 +55,8 @@ class Workflow(AgentWorkflow):
         RUNS.append((context.rollout_id, context.api_key))
         metadata = ctx.metadata or {}
         await asyncio.sleep(metadata.get("seconds", 0))
+        if metadata.get("held"):
+            await until(GATE.is_set)
         context.register_sample_source("solver", Odd() if metadata.get("odd") else Said())
         if metadata.get("keep"):
             (ctx.artifacts_dir / "notes.txt").write_text("solved")
@@ -70,6 +75,7 @@ class Exact(Grader):
 async def serving(max_concurrent=None, **options):
     """A rollout server on a free port; leaving the block shuts it down as a signal would."""
     RUNS.clear()
+    GATE.clear()
     config = AgentWorkflowConfig(name="w", concurrency=ConcurrencyConfig(max_concurrent=max_concurrent))
     backend = LocalBackend(workflow=Workflow, grader=Exact, workflow_config=config)
     async with running(create_rollout_server(backend=backend, **options)) as client:
@@ -281,13 +287,18 @@ async def test_with_a_key_only_its_owner_may_post(controller):
         await controller.wait_for(2)
 
 
+async def idle(client):
+    return (await (await client.get("/health")).json())["concurrency"]["running"] == 0
+
+
 async def test_health_tells_what_is_running(controller):
     async with serving() as client:
-        await client.post("/rollout", json=body(controller, metadata={"seconds": 0.3}))
-        await asyncio.sleep(0.1)
+        await client.post("/rollout", json=body(controller, metadata={"held": True}))
+        await until(lambda: RUNS)
         health = await (await client.get("/health")).json()
         assert health["status"] == "ok"
         assert health["concurrency"] == {"max_concurrent": None, "queued": 0, "running": 1}
+        GATE.set()
         await controller.wait_for(2)
 
 
@@ -295,26 +306,25 @@ async def test_a_cancelled_rollout_stops_and_posts_nothing(controller):
     async with serving() as client:
         await client.post("/rollout", json=body(controller, "done"))
         await controller.wait_for(2)
-        await client.post("/rollout", json=body(controller, "slow", metadata={"seconds": 30}))
-        await asyncio.sleep(0.1)
+        await client.post("/rollout", json=body(controller, "slow", metadata={"held": True}))
+        await until(lambda: len(RUNS) == 2)
         reply = await client.post("/rollout/cancel", json={"ids": ["slow", "done", "never"]})
         assert await reply.json() == {"cancelled": ["slow"], "finished": ["done"], "unknown": ["never"]}
-        await asyncio.sleep(0.2)
-        assert (await (await client.get("/health")).json())["concurrency"]["running"] == 0
+        await until(lambda: idle(client))
     assert len(controller.received) == 2
 
 
 async def test_shutting_down_lets_rollouts_end(controller):
-    async with serving(drain_seconds=5) as client:
+    async with serving(drain_seconds=SECONDS) as client:
         await client.post("/rollout", json=body(controller, metadata={"seconds": 0.3}))
-        await asyncio.sleep(0.05)
+        await until(lambda: RUNS)
     assert [reply["status"] for _, reply, _ in controller.received] == ["success", "success"]
 
 
 async def test_what_does_not_end_before_the_shutdown_is_reported_as_failed(controller):
     async with serving(drain_seconds=0.1) as client:
-        await client.post("/rollout", json=body(controller, metadata={"seconds": 30}))
-        await asyncio.sleep(0.05)
+        await client.post("/rollout", json=body(controller, metadata={"held": True}))
+        await until(lambda: RUNS)
     assert [reply["status"] for _, reply, _ in controller.received] == ["failure", "failure"]
     assert "shut down before the rollout ended" in controller.received[0][1]["err_message"]
     assert {reply["err_category"] for _, reply, _ in controller.received} == {"internal_error"}
@@ -391,9 +401,10 @@ async def test_a_post_that_a_web_page_could_send_is_refused(controller):
 
 
 async def test_beyond_the_bound_of_the_queue_a_rollout_is_refused_until_one_has_ended(controller):
-    slow = {"metadata": {"seconds": 0.4}}
+    slow = {"metadata": {"held": True}}
     async with serving(max_concurrent=1, max_queued=1) as client:
         replies = [await client.post("/rollout", json=body(controller, n, **slow)) for n in "abc"]
+        await until(lambda: RUNS)
         assert [reply.status for reply in replies] == [202, 202, 429]
         assert replies[2].headers["Retry-After"] == "5"
         assert "1 wait (max_queued is 1)" in (await replies[2].json())["detail"]
@@ -403,7 +414,8 @@ async def test_beyond_the_bound_of_the_queue_a_rollout_is_refused_until_one_has_
         assert health["rollouts"] == {"queued": 1, "running": 1, "grading": 0}
         assert health["max_queued"] == 1
         assert await status(client, "b") == "queued"
-        await controller.wait_for(2)
+        GATE.set()
+        await controller.wait_for(4)
         assert (await client.post("/rollout", json=body(controller, "c"))).status == 202
         await controller.wait_for(6)
     assert [name for name, _ in RUNS] == ["a", "b", "c"]
@@ -411,11 +423,11 @@ async def test_beyond_the_bound_of_the_queue_a_rollout_is_refused_until_one_has_
 
 async def test_a_cancelled_rollout_gives_its_place_in_the_queue_back(controller):
     async with serving(max_concurrent=1, max_queued=0) as client:
-        await client.post("/rollout", json=body(controller, "a", metadata={"seconds": 30}))
-        await asyncio.sleep(0.1)
+        await client.post("/rollout", json=body(controller, "a", metadata={"held": True}))
+        await until(lambda: RUNS)
         assert (await client.post("/rollout", json=body(controller, "b"))).status == 429
         await client.post("/rollout/cancel", json={"all": True})
-        await asyncio.sleep(0.1)
+        await until(lambda: idle(client))
         assert (await client.post("/rollout", json=body(controller, "b"))).status == 202
         await controller.wait_for(2)
 
@@ -431,12 +443,15 @@ async def status(client, rollout_id):
 async def test_the_status_of_a_rollout_from_admission_to_its_end(controller):
     async with serving() as client:
         assert await status(client, "17") == 404
-        await client.post("/rollout", json=body(controller, metadata={"seconds": 0.3}))
-        await asyncio.sleep(0.1)
+        await client.post("/rollout", json=body(controller, metadata={"held": True}))
+        await until(lambda: RUNS)
         assert await status(client, "17") == "running"
-        await controller.wait_for(2)
-        await asyncio.sleep(0.05)
-        assert await status(client, "17") == "success"
+        GATE.set()
+        await until(lambda: ended(client, "success"))
+
+
+async def ended(client, expected):
+    return await status(client, "17") == expected
 
 
 def polled(controller, rollout_id="17", **fields):
@@ -446,9 +461,11 @@ def polled(controller, rollout_id="17", **fields):
 
 async def test_a_result_is_fetched_by_long_poll_without_any_callback(controller):
     async with serving() as client:
-        await client.post("/rollout", json=polled(controller, metadata={"seconds": 0.3}))
+        await client.post("/rollout", json=polled(controller, metadata={"held": True}))
+        await until(lambda: RUNS)
         early = await client.get("/rollout/17/result?wait=0.01")
         assert await early.json() == {"rollout_id": "17", "status": "running"}
+        GATE.set()
         result = await (await client.get("/rollout/17/result")).json()
         again = await (await client.get("/rollout/17/result")).json()
     assert result == again
@@ -497,7 +514,7 @@ async def test_results_that_were_delivered_do_not_pile_up(controller, monkeypatc
         for n in range(5):
             await client.post("/rollout", json=body(controller, f"r{n}"))
             await controller.wait_for(2 * n + 2)
-            await asyncio.sleep(0.05)
+            await until(lambda: idle(client))
         kept = [(await client.get(f"/rollout/r{n}/result")).status for n in range(5)]
     assert kept == [410, 410, 200, 200, 200]
 
@@ -505,8 +522,8 @@ async def test_results_that_were_delivered_do_not_pile_up(controller, monkeypatc
 async def test_rollouts_are_cancelled_by_prefix(controller):
     async with serving() as client:
         for name in ("run1.a", "run1.b", "run2.a"):
-            await client.post("/rollout", json=polled(controller, name, metadata={"seconds": 30}))
-        await asyncio.sleep(0.1)
+            await client.post("/rollout", json=polled(controller, name, metadata={"held": True}))
+        await until(lambda: len(RUNS) == 3)
         reply = await client.post("/rollout/cancel", json={"prefix": "run1."})
         assert await reply.json() == {"cancelled": ["run1.a", "run1.b"], "finished": [], "unknown": []}
         result = await (await client.get("/rollout/run1.a/result")).json()

@@ -54,12 +54,12 @@ async def start(**line):
     )
     process.stdin.write(json.dumps(line).encode() + b"\n")
     await process.stdin.drain()
-    return process, json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
+    return process, json.loads(await asyncio.wait_for(process.stdout.readline(), 60))
 
 
 async def end(process):
     process.stdin.close()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         out = await process.stdout.read()
         err = await process.stderr.read()
         return await process.wait(), out, err
