@@ -63,7 +63,7 @@ class Model:
 
 @click.command(epilog="Example: osmosis test agent.py -d data/orders.jsonl --script model.py:answer --row 3")
 @code_options
-@click.option("-d", "--dataset", required=True, help="JSONL or CSV file.")
+@click.option("-d", "--dataset", required=True, help="JSONL, CSV, Parquet or JSON file.")
 @click.option("--model", help="Name of a model at --base-url.")
 @click.option("--base-url", help="OpenAI-compatible endpoint, up to and including /v1.")
 @click.option("--api-key-env", help="Environment variable that holds the endpoint's key.")
