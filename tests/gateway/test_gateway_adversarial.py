@@ -386,7 +386,7 @@ PIECES = st.sampled_from(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_tokens_from_pieces_are_those_of_the_whole_text(policies, name, data):
     _, renderer = policies(name)

@@ -147,7 +147,7 @@ async def test_bodies_and_heads_have_an_end(http, monkeypatch):
     monkeypatch.setattr(server, "MAX_BODY_BYTES", 1000)
     monkeypatch.setattr(server, "MAX_HEAD_BYTES", 1000)
     await http.send(b"POST / HTTP/1.1\r\ncontent-length: 100000\r\n\r\n" + b"x" * 2000)
-    assert (await http.read())[0] == "HTTP/1.1 413 Request Entity Too Large"
+    assert (await http.read())[0].startswith("HTTP/1.1 413 ")  # Python 3.13 has other words for it
     await http.send(b"x" * 98_000)  # is thrown away
     assert await http.closed()
     await http.connect(http.port)

@@ -1,5 +1,7 @@
 """Strands, the real one, driven through the policy endpoint."""
 
+import re
+
 import pytest
 from aiohttp import web
 from rollout_stubs import completion, execute, refusal, text, tool_call
@@ -262,7 +264,7 @@ async def test_a_refusal_of_the_policy_is_an_http_error_asked_for_once(policy, a
     ran, graded = await rollout(policy, simple)
     assert len(policy.calls) == 1
     assert (ran.err_category, graded.err_category) == ("http_error", "http_error")
-    assert pytest.importorskip("re").search(words, ran.err_message)
+    assert re.search(words, ran.err_message)
 
 
 async def test_a_policy_that_is_not_there_is_an_http_error(policy):

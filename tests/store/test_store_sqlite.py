@@ -300,7 +300,7 @@ async def test_deleting_a_run_by_hand_takes_its_rollouts_along(store, path):
 
 async def test_reads_go_on_while_writes_do_and_see_whole_writes_only(store):
     async def write():
-        for i in range(200):
+        for i in range(80):
             await store.start_rollout(rollout(f"w{i:03}", started_at=10.0 + i))
             await store.append_turn(turn(rollout_id=f"w{i:03}"))
             samples = [Sample("a", reward=1.0), Sample("b", reward=1.0)]
