@@ -92,7 +92,7 @@ class Steps:
             self._show(answer.message)
             while not self._free:
                 line = await self._question(f"[{len(self._answers)}] {STEP_HELP} > ")
-                if line in ("", "n", "next"):
+                if line in ("", "n", "next", "step"):
                     break
                 if line in ("c", "continue"):
                     self._free = True

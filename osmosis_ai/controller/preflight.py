@@ -44,7 +44,7 @@ async def preflight(
         config = load_config(path, overrides)
     except ConfigError as error:
         findings = [Finding("CONFIG", finding) for finding in error.findings]
-        return [*findings, *await _of_half_a_config(path)], {}
+        return [*findings, *await _of_half_a_config(path, workspace)], {}
     findings = []
     if config.rollout.url:
         findings += await _remote(config)
@@ -70,18 +70,20 @@ def _tried(findings: list[Finding], code: str, work: Callable[[], Any]) -> Any:
         return None
 
 
-async def _of_half_a_config(path: Path) -> list[Finding]:
-    """Of a file that does not hold: code and dataset, where it names them."""
+async def _of_half_a_config(path: Path, workspace: Workspace) -> list[Finding]:
+    """Of a file that does not hold: code, dataset and policy, where it names them."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))  # noqa: ASYNC240  a small file, once
     except (OSError, ValueError):
         return []
     findings: list[Finding] = []
-    rollout, dataset = tables.get("rollout"), tables.get("dataset")
+    rollout, dataset, policy = tables.get("rollout"), tables.get("dataset"), tables.get("policy")
     if isinstance(rollout, dict) and isinstance(entrypoint := rollout.get("entrypoint"), str):
         findings += await _validated([_absolute(path, entrypoint)])
     if isinstance(dataset, dict) and isinstance(data := dataset.get("path"), str):
         _tried(findings, "DATASET", lambda: open_dataset(path.parent / data))
+    if isinstance(policy, dict) and isinstance(weights := policy.get("path"), str):
+        findings += _policy(weights, path.parent, workspace)
     return findings
 
 
@@ -138,14 +140,18 @@ def _model(config: Config, workspace: Workspace) -> list[Finding]:
     elif policy is None:
         findings.append(Finding("MODEL", "neither [llm] nor [policy] is given: say which model answers"))
     else:
-        weights = _tried(findings, "MODEL", lambda: workspace.policy_folder(policy.path, folder))
-        if weights is not None and not (weights / "config.json").is_file():
-            message = (
-                f"policy.path = {policy.path!r}: there is no config.json in {weights}, so it is no policy"
-            )
-            findings.append(Finding("MODEL", message))
+        findings += _policy(policy.path, folder, workspace)
     if (judge := config.judge) is not None:
         _tried(findings, "MODEL", lambda: open_provider(judge, folder, most=1, name="judge"))
+    return findings
+
+
+def _policy(path: str, folder: Path, workspace: Workspace) -> list[Finding]:
+    findings: list[Finding] = []
+    weights = _tried(findings, "MODEL", lambda: workspace.policy_folder(path, folder))
+    if weights is not None and not (weights / "config.json").is_file():
+        message = f"policy.path = {path!r}: there is no config.json in {weights}, so it is no policy"
+        findings.append(Finding("MODEL", message))
     return findings
 
 

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field
 
 from osmosis_ai.rollout import policy_client
 from osmosis_ai.rollout.agent_loop import RolloutAgentLoop, RolloutResult, as_result, tools_for
+from osmosis_ai.rollout.backends.failure import awaited
 from osmosis_ai.rollout.config.workflow import AgentWorkflowConfig
 from osmosis_ai.rollout.context import RolloutContext, get_rollout_context
 from osmosis_ai.rollout.core.exceptions import (
@@ -68,7 +69,7 @@ class AgentLoopWorkflow(AgentWorkflow[AgentLoopConfig]):
         source = AgentLoopSample(llm)
         context.register_sample_source(self.loop.name, source)
         context.serve(request, tools, llm)
-        result = as_result(await self.loop.run(context), self.loop, request.rollout_id)
+        result = as_result(await awaited(self.loop.run(context), "run"), self.loop, request.rollout_id)
         source.result = result
         if result.status == "ERROR":
             raise AgentLoopFailed(result.error_message or "no message") from result.cause

@@ -126,8 +126,8 @@ def _run(loop: Any) -> Findings:
 def _tools_of(loop: Any, request: RolloutRequest | None) -> tuple[list[Any], list[ValidationError]]:
     try:
         tools = loop.get_default_tools() if request is None else loop.get_tools(request)
-    # The boundary to the author's get_tools: whatever it raises is a finding.
-    except Exception as error:
+    # The boundary to the author's get_tools: whatever it raises is a finding, sys.exit() too.
+    except (Exception, SystemExit) as error:
         message = f"get_tools raised {type(error).__name__}: {error}"
         return [], [ValidationError("GET_TOOLS_EXCEPTION", message, "get_tools")]
     if tools is None:
@@ -227,8 +227,8 @@ def _class(cls: Any, base: type[Any], code: str, method: str, config: Any) -> Fi
         yield ValidationError(f"{code}_{method.upper()}_NOT_ASYNC", message, f"{what}.{method}")
     try:
         make(copy.deepcopy(config))
-    # The boundary to the author's __init__: whatever it raises is a finding.
-    except Exception as error:
+    # The boundary to the author's __init__: whatever it raises is a finding, sys.exit() too.
+    except (Exception, SystemExit) as error:
         message = f"{cls.__name__}.__init__ raised {type(error).__name__}: {error}"
         yield ValidationError(f"{code}_INIT_FAILED", message, what)
 

@@ -85,6 +85,14 @@ def test_r30_a_config_that_does_not_hold_does_not_hide_what_it_names(tmp_path: P
     assert "No module named 'nothing_like_this'" in found[1][1]
 
 
+def test_r30_a_config_that_does_not_hold_does_not_hide_that_its_policy_is_none(tmp_path: Path):
+    policy = CONFIG.split("[llm]")[0] + '[policy]\npath = "nowhere"\n[train]\nsteps = 0\n'
+    write(tmp_path, policy)
+    found = findings(tmp_path, "train")
+    assert [code for code, _ in found] == ["CONFIG", "MODEL"]
+    assert "there is no config.json" in found[1][1]
+
+
 def test_r30_code_that_ends_the_process_is_a_finding(tmp_path: Path):
     write(tmp_path, agent="import os\nos._exit(3)\n")
     [(code, message)] = findings(tmp_path)

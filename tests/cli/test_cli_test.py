@@ -101,7 +101,7 @@ def test_two_calls_are_one_answer_when_the_first_line_goes_on(folder: Path):
 
 
 def test_r12_one_rollout_is_stepped_through_with_its_messages_and_tools(folder: Path):
-    done = osmosis(folder, LOOP, "--script", "model.py:answer", "-i", typed="m\nt\nn\n\n\n")
+    done = osmosis(folder, LOOP, "--script", "model.py:answer", "-i", typed="m\nt\nstep\n\n\n")
     assert done.returncode == 0
     assert done.stdout.count("user | What is 3 times 4?") == 2  # once as it came, once for m
     assert "  multiply(a, b)  Multiply two numbers" in done.stdout

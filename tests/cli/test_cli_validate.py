@@ -78,6 +78,13 @@ def test_r30_a_workflow_without_a_grader_is_a_finding(tmp_path: Path):
     assert codes(run(str(tmp_path / "no_grader.py"))[1]) == ["MISSING_GRADER"]
 
 
+def test_r30_an_init_that_ends_the_process_is_a_finding_beside_the_others(tmp_path: Path):
+    (tmp_path / "leaves.py").write_text(WORKFLOW.replace('raise KeyError("tool")', "raise SystemExit(3)"))
+    found = run(str(tmp_path / "leaves.py"))[1]["errors"]
+    assert (len(found), found[2]["code"]) == (4, "WORKFLOW_INIT_FAILED")
+    assert found[2]["message"] == "Bad.__init__ raised SystemExit: 3"
+
+
 def test_r30_what_is_no_class_of_ours_has_a_code():
     result = validate_backend(int, None, str)
     assert [error.code for error in result.errors] == ["INVALID_WORKFLOW_CLASS", "INVALID_GRADER_CLASS"]

@@ -298,7 +298,7 @@ def function(**fields):
 def with_tools(tools):
     class Loop(OneCall):
         def get_tools(self, request):
-            if isinstance(tools, Exception):
+            if isinstance(tools, BaseException):
                 raise tools
             return tools
 
@@ -324,6 +324,7 @@ class NotEvenALoop:
         (without(OneCall(), name=7), "INVALID_NAME_TYPE"),
         (without(OneCall(), name=" "), "EMPTY_NAME"),
         (with_tools(KeyError("city")), "GET_TOOLS_EXCEPTION"),
+        (with_tools(SystemExit(3)), "GET_TOOLS_EXCEPTION"),
         (with_tools(None), "GET_TOOLS_RETURNS_NONE"),
         (with_tools({}), "GET_TOOLS_INVALID_TYPE"),
         (with_tools(["add"]), "INVALID_TOOL_TYPE"),

@@ -187,7 +187,7 @@ async def test_a_parameter_that_the_policy_refuses_is_told_to_the_author(policy)
     [
         (None, None, "Solver.get_tools must return a list, [] when there are no tools; got None"),
         (["add"], None, "tool 0 must be a dict or an OpenAIFunctionToolSchema, got 'add'"),
-        ([], lambda self, ctx: 7, "object int can't be used in 'await' expression"),
+        ([], lambda self, ctx: 7, "it is not asynchronous: write `async def run(self, ctx)`"),
     ],
 )
 async def test_a_loop_that_gives_something_else_fails_its_own_rollout(policy, tools, body, text):

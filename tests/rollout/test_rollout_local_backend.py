@@ -229,6 +229,16 @@ async def test_a_grader_that_raises_fails_its_own_rollout_and_no_other(backends)
     assert one(good)[1].samples["solver"].reward == 1.0
 
 
+async def test_a_grade_that_is_not_asynchronous_says_how_to_write_it(backends):
+    class Plain(Grader):
+        def grade(self, ctx):
+            ctx.set_reward(1.0)
+
+    _, graded = one(await execute(backends(grader=Plain)))
+    said = "Plain.grade raised TypeError: it is not asynchronous: write `async def grade(self, ctx)`"
+    assert graded.err_message == said
+
+
 async def test_a_sample_without_a_reward_fails_the_grading_and_is_named(backends):
     async def run(ctx):
         say("148")

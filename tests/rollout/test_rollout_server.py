@@ -83,17 +83,17 @@ async def serving(max_concurrent=None, **options):
 
 
 @asynccontextmanager
-async def running(app):
+async def running(app, **config):
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", **config))
     server.install_signal_handlers = lambda: None
     task = asyncio.create_task(server.serve(sockets=[listener]))
     async with aiohttp.ClientSession(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
         while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
             await asyncio.sleep(0.01)
         yield client
-    server.should_exit = True
-    await task
+        server.should_exit = True
+        await task
 
 
 def body(controller: StubController, rollout_id: str = "17", **fields):
@@ -328,6 +328,16 @@ async def test_what_does_not_end_before_the_shutdown_is_reported_as_failed(contr
     assert [reply["status"] for _, reply, _ in controller.received] == ["failure", "failure"]
     assert "shut down before the rollout ended" in controller.received[0][1]["err_message"]
     assert {reply["err_category"] for _, reply, _ in controller.received} == {"internal_error"}
+
+
+async def test_a_long_poll_that_a_shutdown_cuts_off_is_told_to_come_again(controller):
+    app = create_rollout_server(backend=LocalBackend(workflow=Workflow, grader=Exact), drain_seconds=0.1)
+    async with running(app, timeout_graceful_shutdown=0) as client:
+        await client.post("/rollout", json=polled(controller, metadata={"seconds": 30}))
+        waiting = asyncio.create_task(client.get("/rollout/17/result"))
+        await asyncio.sleep(0.05)
+    reply = await waiting
+    assert (reply.status, reply.headers["Retry-After"]) == (503, "1")
 
 
 async def test_the_users_lifespan_is_entered_and_left(controller):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from osmosis_ai.rollout.backends.base import RolloutErrorCategory
 from osmosis_ai.rollout.policy_client import PolicyCallError
@@ -12,6 +14,13 @@ from osmosis_ai.rollout.policy_client import PolicyCallError
 FIRST_FRAMES = 2  # where the author's own code is
 LAST_FRAMES = 4  # where it went wrong
 _OURS = str(Path(__file__).parent)
+
+
+async def awaited(returned: Any, method: str) -> Any:
+    """What an author's `method` gives. Raises TypeError when it was written without `async`."""
+    if not inspect.isawaitable(returned):
+        raise TypeError(f"it is not asynchronous: write `async def {method}(self, ctx)`")
+    return await returned
 
 
 def describe(error: BaseException, what: str) -> str:

@@ -21,7 +21,7 @@ from osmosis_ai.rollout.backends.base import (
     RolloutErrorCategory,
     RolloutStatus,
 )
-from osmosis_ai.rollout.backends.failure import category, describe
+from osmosis_ai.rollout.backends.failure import awaited, category, describe
 from osmosis_ai.rollout.backends.lane import DeadlineExceeded, LanePool, WorkRaised
 from osmosis_ai.rollout.config import AgentWorkflowConfig, GraderConfig
 from osmosis_ai.rollout.context import RolloutContext
@@ -182,7 +182,7 @@ class LocalBackend(ExecutionBackend):
                 where = f"{self.workflow_name}.run"
                 metadata = copied(given.metadata)  # the grader's stays as the dataset has it
                 ctx = AgentWorkflowContext(given.prompt, config, metadata, given.artifacts_dir)
-                await workflow.run(ctx)
+                await awaited(workflow.run(ctx), "run")
             # The boundary: whatever the workflow raises fails this rollout and no other.
             except BaseException as raised:
                 error = raised
@@ -243,7 +243,8 @@ class LocalBackend(ExecutionBackend):
             url, key if url else None, request.id, debug_log=self._debug_log, use_environment=False
         )
         with context:
-            await self._grader(copy.deepcopy(self._grader_config)).grade(ctx)
+            grader = self._grader(copy.deepcopy(self._grader_config))
+            await awaited(grader.grade(ctx), "grade")
         return copies  # not ctx.samples: a grader rewards the samples, it cannot add or drop one
 
     def _reward_problem(self, rollout_id: str, samples: Samples) -> str:

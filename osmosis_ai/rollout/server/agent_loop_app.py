@@ -106,7 +106,7 @@ def _rollout_routes(desk: LoopDesk, max_metadata_size_bytes: int) -> APIRouter:
     async def cancel(request: CancelRequest) -> CancelResponse:
         return desk.cancel(request)
 
-    @routes.get("/{rollout_id}/status")
+    @routes.get("/{rollout_id:path}/status")
     async def status(rollout_id: str) -> RolloutStatusResponse:
         return RolloutStatusResponse(rollout_id=rollout_id, status=desk.status(rollout_id))
 

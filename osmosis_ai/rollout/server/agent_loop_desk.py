@@ -16,7 +16,7 @@ from fastapi import HTTPException
 
 from osmosis_ai.rollout.agent_loop import RolloutAgentLoop, RolloutResult, as_result, tools_for
 from osmosis_ai.rollout.backends.base import RolloutStatus
-from osmosis_ai.rollout.backends.failure import describe
+from osmosis_ai.rollout.backends.failure import awaited, describe
 from osmosis_ai.rollout.backends.lane import DeadlineExceeded, LanePool, WorkRaised
 from osmosis_ai.rollout.client import OsmosisLLMClient
 from osmosis_ai.rollout.config.settings import RolloutSettings
@@ -242,7 +242,8 @@ class LoopDesk:
                     use_environment=False,
                 )
                 with context:
-                    return as_result(await self._loop.run(context), self._loop, request.rollout_id)
+                    returned = await awaited(self._loop.run(context), "run")
+                    return as_result(returned, self._loop, request.rollout_id)
 
         try:
             return await self._lanes.run(work, deadline)

@@ -120,7 +120,7 @@ class Desk:
             return
         self._check_callbacks(request)
         if self._draining:
-            raise Refused(503, "this rollout server is shutting down", retry_after=1)
+            raise _shutting_down()
         self._check_queue()
         entry = Entry(request)
         self._running[rollout_id] = entry
@@ -151,6 +151,8 @@ class Desk:
                     await entry.over.wait()
             except TimeoutError:
                 return entry.status
+            except asyncio.CancelledError:  # by the server, which waits no longer for open requests
+                raise _shutting_down() from None
             if entry.result is not None:
                 return entry.result
         ended = self._known(rollout_id)
@@ -354,6 +356,10 @@ def _completion(request: RolloutInitRequest, result: ExecutionResult) -> Rollout
         err_category=result.err_category,
         samples={} if result.succeeded else result.samples,
     )
+
+
+def _shutting_down() -> Refused:
+    return Refused(503, "this rollout server is shutting down", retry_after=1)
 
 
 def _result_body(entry: Entry, result: ExecutionResult) -> GraderCompleteRequest:
