@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from osmosis_ai.cli.validate import validate
+from osmosis_ai.cli.groups import root
 
 ROWS = [{"user_prompt": f"{n} + {n}?", "label": str(2 * n)} for n in range(1, 5)]
 HEAD = """
@@ -29,7 +29,7 @@ def tried(tmp_path: Path):
         agent = tmp_path / f"canary_{abs(hash((reward, source)))}.py"
         agent.write_text(source.format(reward=reward))
         arguments = [str(agent), "--dataset", str(tmp_path / "rows.jsonl"), "--json", *options]
-        done = CliRunner().invoke(validate, arguments)
+        done = CliRunner().invoke(root, ["validate", *arguments])
         said = json.loads(done.stdout)
         return done.exit_code, {f["code"]: f["message"] for f in said["errors"] + said["warnings"]}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from osmosis_ai.cli.validate import validate
+from osmosis_ai.cli.groups import root
 from osmosis_ai.rollout.validator import validate_backend
 
 SEED = Path(__file__).parents[1] / "seeds" / "seed_003_calculator.py"
@@ -33,7 +33,7 @@ two = AgentWorkflowConfig(name="two")
 
 
 def run(*arguments: str) -> tuple[int, dict]:
-    result = CliRunner().invoke(validate, [*arguments, "--json"])
+    result = CliRunner().invoke(root, ["validate", *arguments, "--json"])
     return result.exit_code, json.loads(result.stdout)
 
 
@@ -47,7 +47,7 @@ def test_r12_the_agent_loop_of_seed_003_is_valid_by_instance_and_by_class(form: 
     assert (code, said["valid"], said["kind"], said["name"], said["tools"]) == (
         0, True, "agent loop", "calculator", 2,
     )  # fmt: skip
-    shown = CliRunner().invoke(validate, form.format(SEED).split()).stdout
+    shown = CliRunner().invoke(root, ["validate", *form.format(SEED).split()]).stdout
     assert shown == "Agent loop 'calculator' validated successfully.\n  - Tools: 2\n"
 
 
@@ -106,5 +106,5 @@ def test_what_cannot_be_loaded_is_a_finding(tmp_path: Path, source: str, code: s
 
 
 def test_one_of_module_and_file_is_given():
-    result = CliRunner().invoke(validate, [])
+    result = CliRunner().invoke(root, ["validate"])
     assert "say which code: either -m module:attr or a path" in str(result.exception)

@@ -260,21 +260,22 @@ async def test_a_rollout_says_where_it_stands_and_can_be_cancelled():
         return ctx.complete([])
 
     async with a_cluster() as cluster, serving(create_app(loop_with(run), max_concurrent=1)) as server:
-        for rollout_id in ("quick", "slow-1", "slow-2"):
+        for rollout_id in ("quick", "slow-1", "slow-2", "slow/3"):
             await server.init(request_for(cluster, rollout_id, idempotency_key=f"{rollout_id}~key"))
         await cluster.wait_for(1)
         statuses = [
             (await server.get(f"/v1/rollout/{r}/status"))[1]["status"] for r in ("quick", "slow-1~key")
         ]
         assert statuses == ["success", "running"]
-        assert (await server.get("/v1/rollout/slow-2/status"))[1]["status"] == "queued"
+        for rollout_id in ("slow-2", "slow/3"):
+            assert (await server.get(f"/v1/rollout/{rollout_id}/status"))[1]["status"] == "queued"
         asked = {"ids": ["slow-1~key", "quick", "never"]}
         async with server.http.post(f"{server.url}/v1/rollout/cancel", json=asked) as reply:
             assert await reply.json() == {
                 "cancelled": ["slow-1~key"], "finished": ["quick"], "unknown": ["never"],
             }  # fmt: skip
         async with server.http.post(f"{server.url}/v1/rollout/cancel", json={"prefix": "slow"}) as reply:
-            assert (await reply.json())["cancelled"] == ["slow-2"]
+            assert (await reply.json())["cancelled"] == ["slow-2", "slow/3"]
         assert (await server.get("/v1/rollout/slow-1/status"))[1]["status"] == "cancelled"
         assert (await server.get("/v1/rollout/never/status"))[0] == 404
         assert (await server.get("/health"))[1]["active_rollouts"] == 0
