@@ -6,6 +6,7 @@ request -> identity -> dialect -> retry? -> place -> answer -> record (durable) 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import socket
 import time
@@ -35,6 +36,8 @@ from osmosis_ai.store.base import Store, TurnStore
 from osmosis_ai.types import ToolSchema, Turn
 
 __all__ = ["Gateway", "SamplingDefaults"]
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 15.0  # clients and what stands between give up on silent streams after 30 or 60
 
@@ -169,6 +172,14 @@ class Gateway:
 
     def handle(self, request: Request, connection: Connection) -> None:
         """One request; the connection gets its answer, now or later."""
+        try:
+            self._begin(request, connection)
+        except (
+            Exception
+        ) as error:  # a fault of ours, of this request alone: its client must not wait for ever
+            _failed(error, request, connection)
+
+    def _begin(self, request: Request, connection: Connection) -> None:
         path = request.path
         route = ROUTES.get(path) or route_of_rollout(path)
         if request.problem:
@@ -182,25 +193,37 @@ class Gateway:
                 health = {"status": "ok", "open_rollouts": len(self._rollouts.open_rollouts())}
                 return connection.answer(200, orjson.dumps(health))
         if self._extra_routes is not None:
-            return self._later(pass_on(self._extra_routes, request, connection))
+            return self._later(pass_on(self._extra_routes, request, connection), request, connection)
         refusal = Refusal(404, f"there is nothing at {path}", code="not_found")
         send_refusal(connection, refusal, chat)
 
-    def _later(self, answering: Coroutine[Any, Any, None]) -> None:
+    def _later(self, answering: Coroutine[Any, Any, None], request: Request, connection: Connection) -> None:
         task = asyncio.get_running_loop().create_task(answering)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def done(_: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _failed(error, request, connection)
+
+        task.add_done_callback(done)
 
     def _serve(self, route: Route, request: Request, connection: Connection) -> None:
         arrived = Arrived(route, request, connection, time.perf_counter())
         if request.method != "POST":
             refusal = Refusal(405, f"use POST, not {request.method}", code="method_not_allowed")
             return send_refusal(connection, refusal, route.dialect)
+        encoding = request.headers.get(b"content-encoding", b"identity")
+        if encoding.lower() != b"identity":
+            problem = (
+                f"content-encoding {encoding.decode('latin-1')[:80]!r} is not read here: send plain JSON"
+            )
+            return send_refusal(connection, Refusal(415, problem, code="unsupported_encoding"), route.dialect)
         if (
             self._restoring is not None
             and (digest := self._rollouts.unknown_key(request.headers)) is not None
         ):
-            return self._later(self._restored(arrived, self._restoring, digest))
+            return self._later(self._restored(arrived, self._restoring, digest), request, connection)
         self._known(arrived)
 
     async def _restored(self, arrived: Arrived, restoring: Restoring, key_digest: bytes) -> None:
@@ -225,10 +248,13 @@ class Gateway:
             )
             admission.check_named("body", call.rollout_id)
             if admission.waits_for_tools(call):
-                return self._later(self._with_tools(arrived, admission, sample_id, call))
+                return self._later(self._with_tools(arrived, admission, sample_id, call), request, connection)
             self._admitted(arrived, admission, sample_id, call)
         except Refusal as refusal:
             send_refusal(connection, admission.rollout.refused(refusal), dialect)
+        except RecursionError:  # lists in lists in lists
+            too_deep = Refusal(400, "the body is nested too deeply", code="invalid_json")
+            send_refusal(connection, admission.rollout.refused(too_deep), dialect)
 
     async def _with_tools(
         self, arrived: Arrived, admission: Admission, sample_id: str, call: ModelCall
@@ -265,6 +291,14 @@ class Gateway:
             refusal = Refusal(404, f"there is no model {name!r} here: {MODEL!r} is", code="model_not_found")
             return send_refusal(connection, refusal, chat)
         connection.answer(200, orjson.dumps(_MODEL if name else _MODEL_LIST))
+
+
+def _failed(error: BaseException, request: Request, connection: Connection) -> None:
+    """A fault of ours: the client is told, and the log."""
+    logger.error("%s %s failed", request.method, request.path, exc_info=error)
+    refusal = Refusal(500, f"the gateway failed: {type(error).__name__}: {error}", code="internal_error")
+    route = ROUTES.get(request.path) or route_of_rollout(request.path)
+    send_refusal(connection, refusal, route.dialect if route else chat)
 
 
 def _problem(request: Request) -> Refusal:

@@ -198,7 +198,10 @@ def comparable_arguments(text: str) -> str:
     value = read_arguments(text)
     if value is None:
         return "T" + text
-    return "J" + json.dumps(_integral(value), sort_keys=True, separators=(",", ":"))
+    try:
+        return "J" + json.dumps(_integral(value), sort_keys=True, separators=(",", ":"))
+    except RecursionError:  # hundreds of lists in one another
+        return "T" + text
 
 
 def _integral(value: Any) -> Any:

@@ -104,10 +104,10 @@ def restored(record: AdmissionRecord, answered: Answered, store: Store, target: 
 
 
 def _restore_turns(rollout: OpenRollout, answered: Answered, target: Target) -> None:
-    last_of_sample = {turn.sample_id: turn.ordinal for turn, _ in answered}
+    last_of_sample = {turn.sample_id: turn.ordinal for turn, note in answered if not note.raw_text}
     for turn, note in answered:
         tree = rollout.tree(turn.sample_id, target.new_tree)
-        newest = last_of_sample[turn.sample_id] == turn.ordinal
+        newest = last_of_sample.get(turn.sample_id) == turn.ordinal
         placement: Placement
         if note.raw_text and isinstance(tree, SampleTree):
             placement = tree.placed_text(turn, note.chain)

@@ -20,7 +20,8 @@ they go to the same sample of the same rollout, in the same dialect, with the sa
 
 What is not known any more (`WINDOW_SECONDS` old, or one of more than `MAX_ATTEMPTS`) is a new call. A rollout
 that has ended answers nothing, retries included. All of this outlives a restart of the gateway, by the notes
-in the store (`notes.py`); an answer of which nobody knows whether it was sent counts as not sent.
+in the store (`notes.py`); an answer of which nobody knows whether it was sent counts as not sent, unless a
+later call has continued it.
 
     request                                   first answer is ...        the request is
     equal, no header                          sent                       a new call
@@ -78,8 +79,8 @@ class Attempt:
 
     @property
     def lost(self) -> bool:
-        """Nobody has got the answer, and nobody waits for it."""
-        return not self.sent and not self.waiters
+        """Nobody has got the answer, as far as is known, and nobody waits for it."""
+        return not (self.sent or self.continued or self.waiters)
 
     def leave(self, waiter: Waiter) -> bool:
         """One request less waits; the last one stops the work, unless it is recording already.

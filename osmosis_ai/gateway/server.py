@@ -7,8 +7,8 @@ whole, in the very call that received it, and a client that goes away is a callb
     bytes -> Connection -> handle(request, connection)  ...  connection.answer(200, body) -> bytes
 
 A connection has one request at a time; what a client sends behind it waits until it has been answered.
-Bodies have at most `MAX_BODY_BYTES`, heads `MAX_HEAD_BYTES`; connections may be quiet for `QUIET_SECONDS`.
-Not here: TLS, HTTP/2, WebSockets, compression.
+Bodies have at most `MAX_BODY_BYTES`; of what is no body, heads above all, at most `MAX_HEAD_BYTES` come in a
+row; connections may be quiet for `QUIET_SECONDS`. Not here: TLS, HTTP/2, WebSockets, compression.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._parser: Any = httptools.HttpRequestParser(self)
         self._arriving = _Arriving()
-        self._head_bytes = 0  # received of a head that is not whole
+        self._beside_bytes = (
+            0  # received in a row that are no body: of a head, of what is behind the last chunk
+        )
         self._in_head = True
         self._ahead: deque[Request] = deque()
         self._request: Request | None = None  # in hand
@@ -167,15 +169,14 @@ class Connection(asyncio.Protocol):
         if self._deaf:
             return
         self.quiet_since = monotonic()
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._beside_bytes += len(data)
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # to what is not spoken here: answered in HTTP/1.1, then closed
-            self._deaf = True
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._stay(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse(400)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+        if self._beside_bytes > MAX_HEAD_BYTES:
             self._refuse(431)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -198,6 +199,11 @@ class Connection(asyncio.Protocol):
         if self._request is None and self.quiet_since <= quiet_before:
             self._transport.close()
 
+    def abort_if_closing(self, quiet_before: float) -> None:
+        """A client that does not read what it was sent is not waited for for ever."""
+        if self._transport.is_closing() and self.quiet_since <= quiet_before:
+            self._transport.abort()
+
     def abort(self) -> None:
         self._transport.abort()
 
@@ -207,23 +213,46 @@ class Connection(asyncio.Protocol):
         self._arriving.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._arriving.headers[name.lower()] = value
+        if self._in_head:  # not from behind a body in chunks
+            self._arriving.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        if self._arriving.headers.get(b"expect", b"").lower() == b"100-continue" and self._request is None:
+        self._in_head, self._beside_bytes = False, 0
+        headers, version = self._arriving.headers, self._parser.get_http_version()
+        in_chunks_only = headers.get(b"transfer-encoding", b"chunked").lower() == b"chunked"
+        if version not in ("1.1", "1.0") or not in_chunks_only or self._parser.get_method() == b"CONNECT":
+            return self._refuse(400)
+        if self._parser.should_upgrade():
+            return  # it is read again: `_stay`
+        if int(headers.get(b"content-length", 0)) > MAX_BODY_BYTES:
+            return self._refuse(413)
+        waits = headers.get(b"expect", b"").lower() == b"100-continue"
+        if waits and version == "1.1" and self._request is None:
             self._transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         arriving = self._arriving
+        self._beside_bytes = 0
         arriving.pieces.append(body)
         arriving.num_bytes += len(body)
         if arriving.num_bytes > MAX_BODY_BYTES:
             self._refuse(413)
 
     def on_message_complete(self) -> None:
-        if not self._deaf:
+        if not (self._deaf or self._parser.should_upgrade()):
             self._take(0)
+
+    def _stay(self, rest: bytes) -> None:
+        """Another protocol is asked for, which a server need not take up: read again, without that wish."""
+        if self._deaf:
+            return
+        parser, arriving = self._parser, self._arriving
+        self._parser, self._arriving, self._in_head = httptools.HttpRequestParser(self), _Arriving(), True
+        lines = [
+            b"%b %b HTTP/%b" % (parser.get_method(), arriving.target, parser.get_http_version().encode())
+        ]
+        lines += [b"%b: %b" % header for header in arriving.headers.items() if header[0] != b"upgrade"]
+        self.data_received(b"\r\n".join([*lines, b"", rest]))
 
     # --- one request after the other
 
@@ -234,13 +263,14 @@ class Connection(asyncio.Protocol):
 
     def _take(self, problem: int) -> None:
         arriving, parser = self._arriving, self._parser
-        self._arriving, self._in_head, self._head_bytes = _Arriving(), True, 0
+        self._arriving, self._in_head, self._beside_bytes = _Arriving(), True, 0
+        http_1_1 = parser.get_http_version() == "1.1"
         request = Request(
             "" if problem == 400 else parser.get_method().decode("ascii"),
             arriving.target,
             arriving.headers,
-            keep_alive=not problem and parser.should_keep_alive(),
-            chunked=problem == 400 or parser.get_http_version() == "1.1",
+            keep_alive=not problem and http_1_1 and parser.should_keep_alive(),
+            chunked=problem == 400 or http_1_1,
             body=b"" if problem else b"".join(arriving.pieces),
             problem=problem,
         )
@@ -338,5 +368,6 @@ class HttpServer:
     def _sweep(self) -> None:
         quiet_before = monotonic() - QUIET_SECONDS
         for connection in list(self.connections):
+            connection.abort_if_closing(quiet_before - QUIET_SECONDS)
             connection.close_if_idle(quiet_before)
         self._sweeping = asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)

@@ -81,6 +81,7 @@ async def _answer(gateway: Gateway, parts: Parts, question: Message, writer: asy
         if (rollout_id := question.get("seal")) is not None:
             await gateway.restore(rollout_id)
             await gateway.seal(rollout_id)
+            parts.store.forget(rollout_id)  # the parent ends it
             answer |= {"counts": asdict(gateway.counters(rollout_id)), "provider": parts.report()}
         else:
             await gateway.restore(question["offer_tools"])

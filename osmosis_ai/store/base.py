@@ -166,6 +166,12 @@ class Store(TurnStore, Protocol):
         """The one end of a rollout. Returns False, and changes nothing, when the rollout has ended."""
         ...
 
+    def forget(self, rollout_id: str) -> None:
+        """Let go of what is remembered for the rollout's next turn: no more come here, and another process
+        may be the one that ends it. `end_rollout` does the same.
+        """
+        ...
+
     async def supersede(self, rollout_ids: Sequence[str]) -> int:
         """Rollouts that have ended, whatever their status, no longer count: others take their places.
 

@@ -176,8 +176,7 @@ class SqliteStore:
         if not status.is_terminal:
             raise StoreError(f"rollout {rollout_id!r} cannot end with status {status.value!r}")
         packed = [pack_sample(rollout_id, sample) for sample in samples]
-        self._recorded.pop(rollout_id, None)
-        self._bodies.forget(rollout_id)
+        self.forget(rollout_id)
 
         def work(db: apsw.Connection) -> bool:
             db.execute(
@@ -194,6 +193,10 @@ class SqliteStore:
             return True
 
         return await self._writer.write(work)
+
+    def forget(self, rollout_id: str) -> None:
+        self._recorded.pop(rollout_id, None)
+        self._bodies.forget(rollout_id)
 
     async def supersede(self, rollout_ids: Sequence[str]) -> int:
         ids = json.dumps(list(rollout_ids))

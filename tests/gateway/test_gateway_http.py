@@ -1,6 +1,7 @@
 """What goes over the socket, byte for byte: the gateway's own HTTP/1.1."""
 
 import asyncio
+import gzip
 import json
 import socket
 import sys
@@ -10,8 +11,11 @@ from waiting import until
 
 from osmosis_ai.gateway import server
 from osmosis_ai.gateway.server import HttpServer
+from osmosis_ai.gateway.targets import ProviderTarget
+from osmosis_ai.providers.scripted import ScriptedProvider
 
 BODY = json.dumps({"model": "osmosis-rollout", "messages": [{"role": "user", "content": "hello"}]}).encode()
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n"
 ONE = b"POST / HTTP/1.1\r\ncontent-length: 1\r\n\r\n"  # and a byte
 
 
@@ -135,6 +139,9 @@ async def test_head_is_answered_without_a_body(http):
         b"POST / HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
         b"POST / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n",
+        b"GET / HTTP/2.0\r\n\r\n",
+        b"CONNECT example.org:443 HTTP/1.1\r\n\r\n",
     ],
 )
 async def test_what_is_no_request_gets_400_and_the_end_of_its_connection(http, nonsense):
@@ -151,9 +158,42 @@ async def test_bodies_and_heads_have_an_end(http, monkeypatch):
     await http.send(b"x" * 98_000)  # is thrown away
     assert await http.closed()
     await http.connect(http.port)
-    await http.send(b"POST / HTTP/1.1\r\nx: " + b"y" * 2000)
-    assert (await http.read())[0] == "HTTP/1.1 431 Request Header Fields Too Large"
+    for endless in (b"x: ", CHUNKED + b"0\r\nx: ", CHUNKED + b"1;x="):  # head, trailer, extension of a chunk
+        await http.connect(http.port)
+        await http.send(b"POST / HTTP/1.1\r\n" + endless)
+        await asyncio.sleep(0.02)
+        await http.send(b"y" * 2000)
+        assert (await http.read())[0] == "HTTP/1.1 431 Request Header Fields Too Large"
+        assert await http.closed()
+
+
+async def test_a_body_that_is_too_long_is_refused_before_it_is_sent(http):
+    await http.send(b"POST / HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 99999999999\r\n\r\n")
+    assert (await http.read())[0] == "HTTP/1.1 413 Request Entity Too Large"
     assert await http.closed()
+
+
+async def test_what_stands_behind_a_body_in_chunks_is_no_header(http):
+    chunks = b"1\r\na\r\n0\r\nauthorization: other\r\nx-more: 1\r\n\r\n"
+    await http.send(b"POST / HTTP/1.1\r\nauthorization: mine\r\n" + CHUNKED + chunks + ONE + b"b")
+    assert [(await http.read())[1] for _ in range(2)] == [b"a", b"b"]
+    first, second = http.requests
+    assert first.headers == {b"authorization": b"mine", b"transfer-encoding": b"chunked"}
+    assert second.headers == {b"content-length": b"1"}
+
+
+async def test_a_client_that_does_not_read_its_answer_is_not_kept_for_ever(http, monkeypatch):
+    monkeypatch.setattr(server, "QUIET_SECONDS", 0.0)
+    http.hold = True
+    await http.send(b"POST / HTTP/1.1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+    await asyncio.sleep(0.05)
+    http.writer.transport.pause_reading()
+    http.held[0].answer(200, b"x" * 2**26)  # more than the sockets hold
+    await asyncio.sleep(0.05)
+    assert len(http.server.connections) == 1
+    http.server._sweep()
+    await asyncio.sleep(0.05)
+    assert not http.server.connections
 
 
 async def test_a_client_that_goes_away_is_noticed_at_once_and_once(http):
@@ -194,8 +234,12 @@ async def test_a_client_of_http_1_0_gets_a_stream_that_ends_with_its_connection(
 
 
 async def test_a_request_to_speak_another_protocol_is_answered_in_this_one(http):
-    await http.send(b"GET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
-    assert (await http.read())[0] == "HTTP/1.1 200 OK"
+    wish = b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: x\r\n"
+    await http.send(b"GET / HTTP/1.1\r\n" + wish + b"\r\n")
+    assert await http.read() == ("HTTP/1.1 200 OK", b"")
+    await http.send(b"POST / HTTP/1.1\r\n" + wish + b"content-length: 4\r\n\r\nbo")  # as Java's client does
+    await http.send(b"dy" + ONE + b"x")
+    assert [(await http.read())[1] for _ in range(2)] == [b"body", b"x"]
 
 
 async def test_the_gateway_says_why_it_does_not_read_a_request(open_gateway, monkeypatch):
@@ -203,3 +247,27 @@ async def test_the_gateway_says_why_it_does_not_read_a_request(open_gateway, mon
     monkeypatch.setattr(server, "MAX_BODY_BYTES", 10)
     status, answer = await g.post(BODY)
     assert (status, answer["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+async def test_a_body_that_is_packed_is_refused_by_name(open_gateway, path):
+    g = await open_gateway("ok")
+    headers = {"authorization": f"Bearer {g.key}", "content-encoding": "gzip"}
+    url = f"{g.gateway.base_url}/v1/{path}"
+    async with g.session.post(url, data=gzip.compress(BODY), headers=headers) as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (415, "unsupported_encoding")
+    assert error["message"] == "content-encoding 'gzip' is not read here: send plain JSON"
+
+
+class Faulty(ProviderTarget):
+    def count(self, call, tree):
+        raise RuntimeError("a fault of ours")
+
+
+async def test_a_fault_of_ours_is_answered_and_hurts_one_call(open_gateway, caplog):
+    g = await open_gateway("ok", target=Faulty(ScriptedProvider.from_texts(["ok"])))
+    status, answer = await g.post(BODY, path="/v1/messages/count_tokens")
+    assert (status, answer["error"]["code"]) == (500, "internal_error")
+    assert "POST /v1/messages/count_tokens failed" in caplog.text
+    assert (await g.post(BODY))[0] == 200

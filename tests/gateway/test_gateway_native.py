@@ -4,9 +4,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from gateway_parts import TextEngine, info
 
 from osmosis_ai.gateway.app import Gateway
-from osmosis_ai.gateway.targets import ProviderTarget
+from osmosis_ai.gateway.targets import PolicyTarget, ProviderTarget
 from osmosis_ai.providers.openai_compatible import OpenAICompatibleProvider
 from osmosis_ai.store.base import RunRecord
 from osmosis_ai.store.sqlite import SqliteStore
@@ -42,8 +43,8 @@ async def store(tmp_path):
     await store.close()
 
 
-async def call(gateway, bodies, path="chat/completions"):
-    headers = {"authorization": f"Bearer {gateway.admit('r', seed=1)}"}
+async def call(gateway, key, bodies, path="chat/completions"):
+    headers = {"authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(headers=headers) as session:
         for body in bodies:
             async with session.post(f"{gateway.base_url}/v1/{path}", data=body) as response:
@@ -59,7 +60,7 @@ async def test_requests_and_an_external_models_answers_are_kept_as_they_came(sto
     provider = OpenAICompatibleProvider(str(server.make_url("/v1")), "m")
     gateway = Gateway(ProviderTarget(provider), store)
     await gateway.start()
-    await call(gateway, [FIRST, SECOND, STREAMED])
+    await call(gateway, gateway.admit("r", seed=1), [FIRST, SECOND, STREAMED])
     natives = await store.natives("r")
     assert [(n.wire, n.sent, n.answered) for n in natives.values()] == [
         ("chat", FIRST, ANSWER),
@@ -69,3 +70,28 @@ async def test_requests_and_an_external_models_answers_are_kept_as_they_came(sto
     await gateway.stop()
     await provider.close()
     await server.close()
+
+
+WIRES = {
+    "chat/completions": '{{"messages" :[{turns}],"model":"osmosis-rollout",\t"n":1}}',
+    "completions": '{{"prompt":"é \\u00e9 {turns}" , "model": "osmosis-rollout"}}',
+    "responses": '{{"model":"osmosis-rollout", "input":[{turns}]}}',
+    "messages": '{{"max_tokens":9, "messages":[{turns}] ,"model":"osmosis-rollout"}}\n',
+}
+
+
+@pytest.mark.parametrize("path", WIRES)
+async def test_the_bodies_of_every_wire_come_back_byte_for_byte(store, renderer, path):
+    engine = TextEngine(lambda *_: "ok", renderer)
+    gateway = Gateway(PolicyTarget(engine, info(4096, renderer.end_ids), renderer), store)
+    await gateway.start()
+    turn = '{"role":"user" ,"content":"H\\u00e9llo, a text of more than 32 bytes"}'
+    turns = turn if "[" in WIRES[path] else "and so on "
+    joined = [" , ".join([turns] * count) for count in (1, 3, 2)]
+    bodies = [WIRES[path].format(turns=one).encode() for one in joined]
+    key = gateway.admit("r", seed=1)
+    await call(gateway, key, bodies[:2], path)
+    store.forget("r")  # what comes now stands alone
+    await call(gateway, key, bodies[2:], path)
+    assert [native.sent for native in (await store.natives("r")).values()] == bodies
+    await gateway.stop()

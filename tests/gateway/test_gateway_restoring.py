@@ -19,8 +19,10 @@ from gateway_agents import (
 from gateway_parts import ADD, TextEngine, in_turn, info, user
 from waiting import until
 
+from osmosis_ai.errors import StoreError
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.call import SamplingDefaults
+from osmosis_ai.gateway.capture import derive_seed
 from osmosis_ai.gateway.identity import new_key
 from osmosis_ai.gateway.targets import PolicyTarget, ProviderTarget
 from osmosis_ai.gateway.terms import Terms
@@ -142,6 +144,61 @@ async def test_the_same_with_a_provider(life):
 
 
 # --- retries
+
+
+CALLS_OF_BRANCHES = [
+    [user("a")],
+    [user("a"), 0, user("b")],
+    [user("another a"), 0, user("b")],  # an edited history
+    [user("a"), 0, user("c")],  # back to the first answer
+    "Question: 2 + 3?\nAnswer:",  # a raw text, the newest of the sample
+    [user("a"), 0, user("b"), 1, user("d")],  # on from the second answer
+    [user("a")],  # once more
+    [user("a"), 0, user("c"), 3, user("e")],
+]
+
+
+async def test_branches_go_on_with_the_same_tokens_whether_or_not_the_gateway_forgets(life, renderer):
+    turns = []
+    for kind in (remembering, Forgetful):
+        one, answers = await life(kind, policy(renderer, by_seed)), []
+        for call in CALLS_OF_BRANCHES:
+            if isinstance(call, str):
+                body = {"model": "osmosis-rollout", "prompt": call}
+                status, answer = await one.post(body, "/v1/completions")
+            else:
+                messages = [answers[part] if isinstance(part, int) else part for part in call]
+                status, answer = await one.post({**BODY, "messages": messages})
+            assert status == 200, answer
+            answers.append(answer["choices"][0].get("message"))
+        turns.append(await one.turns())
+    assert turns[0] == turns[1]
+    assert [turn.parent for turn in turns[1]] == [None, 0, None, 0, None, 1, None, 3]
+    prompts = [prompt for prompt, _, _ in one.target._engine.log]
+    assert [turn.prompt_ids for turn in turns[1]] == prompts
+
+
+async def test_of_several_answers_the_missing_ones_are_made_after_a_restart(life, renderer):
+    one = await life(remembering, policy(renderer, by_seed))
+    append, appended = one.store.append_turn, []
+
+    async def dies_after_one(turn, note, native):
+        if appended:
+            raise StoreError("the process died")
+        appended.append(turn)
+        await append(turn, note, native)
+
+    one.store.append_turn = dies_after_one
+    body = {**BODY, "n": 3}
+    assert (await one.post(body))[0] == 503
+    one.store.append_turn = append
+    one.dies()
+    status, answer = await one.post(body)
+    assert (status, len(answer["choices"])) == (200, 3)
+    turns = await one.turns()
+    assert [turn.sampling["seed"] for turn in turns] == [derive_seed(7, "main", i) for i in range(3)]
+    texts = [choice["message"]["content"] for choice in answer["choices"]]
+    assert texts == [turn.response["content"] for turn in turns]
 
 
 @pytest.mark.parametrize("headers", [{}, RETRY], ids=["equal", "retry"])

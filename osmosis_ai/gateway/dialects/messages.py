@@ -104,7 +104,7 @@ def parse(body: bytes, *, for_policy: bool, recall: Recall) -> ModelCall:
         top_k=integer(request, "top_k", 0),
         max_tokens=integer(request, "max_tokens", 1),
         stop=stop_texts(request, "stop_sequences"),
-        tools_allowed=_tools_allowed(request.get("tool_choice")) if for_policy else True,
+        tools_allowed=_tools_allowed(_tool_choice(request)) if for_policy else True,
     )
     native = {} if for_policy else _for_provider(request, wish)
     recorded = {"metadata": request["metadata"]} if for_policy and "metadata" in request else {}
@@ -112,9 +112,16 @@ def parse(body: bytes, *, for_policy: bool, recall: Recall) -> ModelCall:
     return ModelCall(messages, tools, boolean(request, "stream"), wish, native_messages, native, recorded)
 
 
-def _tools_allowed(choice: Any) -> bool:
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind not in (None, "auto", "none"):
+def _tool_choice(request: dict[str, Any]) -> dict[str, Any]:
+    choice = request.get("tool_choice", {"type": "auto"})
+    if not isinstance(choice, dict) or not isinstance(choice.get("type"), str):
+        raise bad("tool_choice", 'must be {"type": ...}, with "auto", "any", "tool" or "none"')
+    return choice
+
+
+def _tools_allowed(choice: dict[str, Any]) -> bool:
+    kind: str = choice["type"]
+    if kind not in ("auto", "none"):
         raise unsupported(
             "tool_choice", choice, ({"type": "auto"}, {"type": "none"}), "Ask for the tool in the prompt"
         )
@@ -131,11 +138,11 @@ def _for_provider(request: dict[str, Any], wish: SamplingWish) -> dict[str, Any]
     params = {key: request[key] for key in same if key in request}
     if wish.stop:
         params["stop"] = list(wish.stop)
-    choice = request.get("tool_choice")
-    if isinstance(choice, dict):
+    if "tool_choice" in request:
+        choice = _tool_choice(request)
         named = {"type": "function", "function": {"name": choice.get("name")}}
         known = {"auto": "auto", "any": "required", "none": "none", "tool": named}
-        if choice.get("type") not in known:
+        if choice["type"] not in known:
             raise unsupported("tool_choice", choice, tuple({"type": kind} for kind in known), "Leave it out")
         params["tool_choice"] = known[choice["type"]]
         if choice.get("disable_parallel_tool_use"):

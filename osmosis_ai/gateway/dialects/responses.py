@@ -192,6 +192,8 @@ def _text_for_provider(text: dict[str, Any]) -> dict[str, Any]:
     if text.get("verbosity"):
         params["verbosity"] = text["verbosity"]
     form = text.get("format") or {"type": "text"}
+    if not isinstance(form, dict):
+        raise bad("text.format", "must be an object")
     if form.get("type") == "json_schema":
         schema = {key: value for key, value in form.items() if key != "type"}
         params["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -305,8 +307,9 @@ class _ItemReader:
 
 
 def _reasoning_text(item: dict[str, Any]) -> str:
-    parts = [*(item.get("summary") or []), *(item.get("content") or [])]
-    return "".join(part.get("text", "") for part in parts if isinstance(part, dict))
+    parts = [part for key in ("summary", "content") if isinstance(item.get(key), list) for part in item[key]]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 # --- a reply to items
