@@ -107,5 +107,5 @@ def test_the_script_of_the_shell_completes_the_id_of_a_run(project, shell):
         "HOME": str(project.root),
     }
     script = ("compdef() { :; }\n" if shell == "zsh" else "") + SCRIPTS[shell] + ASK[shell]
-    done = subprocess.run([shell, "-c", script], capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run([shell, "-c", script], capture_output=True, text=True, env=environment, timeout=180)
     assert done.stdout.split() == ["before"], done.stderr

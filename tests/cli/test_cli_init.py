@@ -46,7 +46,7 @@ class Shell:
             env={**keep, "PYTHONPATH": path},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             stdin=subprocess.DEVNULL,
         )
         assert not (self.fence / "left").exists(), (self.fence / "left").read_text()

@@ -123,7 +123,7 @@ def test_r30_a_workflow_is_served_too_and_its_key_is_asked_for():
 
 def refused(*arguments: str) -> tuple[int, str]:
     with start(*arguments) as server:
-        _, error = server.communicate(timeout=30)
+        _, error = server.communicate(timeout=60)
     return server.returncode, error
 
 

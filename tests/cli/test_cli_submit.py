@@ -37,7 +37,7 @@ def write(
 
 def osmosis(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "osmosis_ai", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=180)
 
 
 def findings(folder: Path, kind: str = "eval", *more: str) -> list[tuple[str, str]]:
@@ -102,7 +102,7 @@ def test_r30_code_that_ends_the_process_is_a_finding(tmp_path: Path):
 def test_r30_training_needs_a_policy_and_a_distribution_that_can_be_scored(tmp_path: Path):
     policy = CONFIG.split("[llm]")[0] + '[policy]\npath = "nowhere"\n[sampling]\ntop_p = 0.9\n'
     write(tmp_path, policy)
-    codes = findings(tmp_path, "train")
+    codes = [found for found in findings(tmp_path, "train") if found[0] != "DEPENDENCY"]  # the extra train
     assert [code for code, _ in codes] == ["MODEL", "CONFIG"]
     assert "there is no config.json" in codes[0][1]
     assert "sampling.top_p = 0.9 cannot be trained" in codes[1][1]

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 def osmosis(folder: Path, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "osmosis_ai", "test", *arguments, "-d", "rows.jsonl"]
-    return subprocess.run(command, cwd=folder, input=typed, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, input=typed, capture_output=True, text=True, timeout=180)
 
 
 def test_r12_every_row_is_run_and_a_row_below_the_threshold_fails(folder: Path):

@@ -147,7 +147,7 @@ def call_later(endpoint: PolicyEndpoint, file: Path) -> None:
     headers = {"Authorization": f"Bearer {endpoint.api_key}", "Content-Type": "application/json"}
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "more"}]}).encode()
     try:
-        with urllib.request.urlopen(urllib.request.Request(endpoint.url, body, headers), timeout=10) as reply:
+        with urllib.request.urlopen(urllib.request.Request(endpoint.url, body, headers), timeout=60) as reply:
             answer = f"{reply.status} {reply.read().decode()}"
     except urllib.error.HTTPError as error:
         answer = f"{error.code} {error.read().decode()}"

@@ -87,7 +87,7 @@ async def run_one(graded: dict[str, Any], folder: Path, **completed: Any) -> Rol
     dispatcher = Dispatcher(server, InProcess(gateway), callbacks, store, settings)
     place = Place("x", 0, Row(0, [{"role": "user", "content": "hi"}]), "r0", 0)
     try:
-        attempts = await asyncio.wait_for(dispatcher.run_all([place]), timeout=10)
+        attempts = await asyncio.wait_for(dispatcher.run_all([place]), timeout=60)
         return attempts["r0", 0].rollout
     finally:
         await dispatcher.close()

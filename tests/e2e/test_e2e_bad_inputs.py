@@ -69,7 +69,7 @@ def test_ctrl_c_in_an_eval_keeps_what_is_done_and_the_same_command_does_the_rest
     assert process.stdout is not None
     first = json.loads(process.stdout.readline())
     process.send_signal(signal.SIGINT)
-    rest, messages = process.communicate(timeout=30)
+    rest, messages = process.communicate(timeout=180)
     assert process.returncode == 130
     assert messages.rstrip().endswith("interrupted; what has a result is kept. The same command goes on.")
     done = {first["rollout_id"], *(json.loads(line)["rollout_id"] for line in rest.splitlines())}
@@ -89,7 +89,7 @@ def test_a_full_disk_stops_the_run_with_its_name_and_the_same_command_goes_on(le
         cwd=lean.folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000)),
     )
     assert full.returncode == 4
@@ -120,7 +120,7 @@ def test_a_conversation_with_escapes_is_shown_and_not_obeyed(lean: Bench):
         cwd=lean.folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
     )
     assert (pipe.stdout.count("\n"), pipe.stderr) == (1, "")
 
@@ -159,7 +159,7 @@ def on_a_terminal(bench: Bench, *arguments: str, **environment: str) -> str:
             break
         written += chunk
     os.close(leader)
-    assert process.wait(timeout=30) == 0, written.decode()
+    assert process.wait(timeout=180) == 0, written.decode()
     return written.decode()
 
 

@@ -123,7 +123,7 @@ class Lives:
         assert status == -signal.SIGKILL, (status, (self._folder / "errors.txt").read_text())
 
     def close(self) -> None:
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=180)
 
     def results(self) -> Iterator[tuple[str, int, int, float]]:
         """Every graded rollout of the store: id, row, member, reward."""
