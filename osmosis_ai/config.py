@@ -418,6 +418,10 @@ def _endpoint_checks(file: TomlFile, name: str, table: Mapping[str, Any]) -> Ite
             'e.g. base_url = "http://localhost:8000/v1". '
             'Or name the model as LiteLLM does, like "anthropic/claude-sonnet-4-5".',
         )
+    url = table.get("base_url") or "http://"
+    if not str(url).startswith(("http://", "https://")):
+        expected = f"{name}.base_url must be a URL like https://api.example.com/v1, got {url!r}"
+        yield file.finding([name, "base_url"], expected)
 
 
 def _replayed(name: str) -> str | None:

@@ -216,6 +216,9 @@ def test_llm_and_policy_exclude_each_other_and_an_llm_needs_a_way_to_be_reached(
     ]
     assert "needs llm.script" in findings(write(tmp_path, WHOLE), llm__script="")[0]
     assert "llm.base_url is missing" in findings(write(tmp_path, WHOLE), llm__model="gpt")[0]
+    assert findings(write(tmp_path, WHOLE + 'base_url = "localhost:8000/v1"\n')) == [
+        "run.toml:9:1: llm.base_url must be a URL like https://api.example.com/v1, got 'localhost:8000/v1'"
+    ]
 
 
 def test_half_a_price_list_is_an_error(tmp_path: Path):

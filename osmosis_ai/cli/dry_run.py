@@ -12,10 +12,11 @@ from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.options import existing_store
 from osmosis_ai.config import TABLES, Config
 from osmosis_ai.controller.dispatch import is_result
+from osmosis_ai.controller.identity import changes_of, refuse_changes, refuse_kind, run_identity
 from osmosis_ai.controller.opening import read_rows, run_id_of
 from osmosis_ai.eval.run import Earlier
 from osmosis_ai.eval.stored import counted
-from osmosis_ai.store.base import RolloutFilter
+from osmosis_ai.store.base import RolloutFilter, RunRecord
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.toml_places import places
 
@@ -30,36 +31,50 @@ class Setting:
 
 
 async def show_plan(
-    config: Config, workspace: Workspace, origins: Mapping[str, str], *, fresh: bool, display: Display
+    config: Config,
+    workspace: Workspace,
+    origins: Mapping[str, str],
+    *,
+    fresh: bool,
+    accept_changes: bool,
+    display: Display,
 ) -> None:
-    """What `osmosis eval run` would do, without doing any of it. Raises DatasetError."""
+    """What `osmosis eval run` would do, without doing any of it. Raises DatasetError.
+
+    Raises UsageError at the end where the run would be refused, because it was made with other inputs.
+    """
     settings = settings_of(config, origins)
     rows = read_rows(config)
     total = len(rows) * config.eval.attempts
-    run_id, done = await _done_before(config, workspace, rows.indices, fresh=fresh)
+    run_id, known, done = await _done_before(config, workspace, rows.indices, fresh=fresh)
     plan = {"rows": len(rows), "rollouts": total, "done": done, "workspace": str(workspace.root)}
-    known = [asdict(setting) for setting in settings]
-    display.data({"event": "dry_run", "run_id": run_id, "settings": known, **plan})
+    plain = [asdict(setting) for setting in settings]
+    display.data({"event": "dry_run", "run_id": run_id, "settings": plain, **plan})
     display.out(settings_text(settings))
     display.out(f"workspace {workspace.root}  # {origins['workspace']}")
+    if known is not None:
+        refuse_kind(known, "eval")
+        if not accept_changes:
+            refuse_changes(known, changes_of(known, run_identity(config, "eval", workspace)))
     before = f", {done} done" if done else ""
     display.out(f"run {run_id}: {total - done} rollouts to do, of {len(rows)} rows{before}; nothing was run")
 
 
 async def _done_before(
     config: Config, workspace: Workspace, indices: Collection[int], *, fresh: bool
-) -> tuple[str, int]:
-    """The name of the run, and how many of its rollouts have a result."""
+) -> tuple[str, RunRecord | None, int]:
+    """The name of the run, what it was made with, and how many of its rollouts have a result."""
     if not workspace.database.exists():
-        return config.run_name, 0
+        return config.run_name, None, 0
     store = existing_store(workspace)
     try:
         run_id = await run_id_of(store, config.run_name, fresh=fresh)
+        known = await store.get_run(run_id)
         outcomes = await store.outcomes(RolloutFilter(run_id))
     finally:
         await store.close()
     results = Earlier(counted(outcome for outcome in outcomes if is_result(outcome.status)))
-    return run_id, len(results.among(indices, config.eval.attempts))
+    return run_id, known, len(results.among(indices, config.eval.attempts))
 
 
 def settings_of(config: Config, origins: Mapping[str, str]) -> list[Setting]:

@@ -81,7 +81,8 @@ def run(
         raise UsageError(f"--junit {junit}: there is no folder {junit.absolute().parent}; make it first")
     if dry_run:
         origins = _origins(name, settings, selection)
-        return run_async(show_plan(read, workspace_at(workspace), origins, fresh=fresh, display=display))
+        how = {"fresh": fresh, "accept_changes": accept_changes}
+        return run_async(show_plan(read, workspace_at(workspace), origins, **how, display=display))
     report = run_async(run_eval(read, workspace_at(workspace), wishes, display, junit))
     gates = [] if fail_under is None else [mean_at_least(report.mean, fail_under)]
     for gate in gates:

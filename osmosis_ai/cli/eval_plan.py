@@ -112,13 +112,13 @@ def _time(seconds: Expected) -> str:
 def _limits(plan: Plan, config: Config) -> list[str]:
     """The budgets, and of those of the run whether the rest is expected to keep to them."""
     expected = {"run_tokens": plan.tokens, "run_dollars": plan.dollars, "run_seconds": plan.seconds}
+    spent = {"run_tokens": float(plan.tokens_spent), "run_dollars": plan.dollars_spent or 0.0}
     texts = []
     for key, value in config.budget.model_dump(exclude_none=True).items():
         amount = expected.get(key)
-        spent = (plan.dollars_spent or 0.0) if key == "run_dollars" else 0.0
-        short = amount is not None and amount.total + spent > value
+        short = amount is not None and amount.total + spent.get(key, 0.0) > value
         texts.append(
-            f"budget.{key} = {value:g}" + (", less than all of it is expected to take" if short else "")
+            f"budget.{key} = {value:.15g}" + (", less than all of it is expected to take" if short else "")
         )
     return texts
 

@@ -39,7 +39,8 @@ def report_text(run_id: str, report: EvalReport) -> str:
     if report.stopped:
         lines.append(f"stopped early: {first_line(report.stopped)}")
         lines.append(f"  what has a result is kept; {_how_to_go_on(report)}")
-    lines.append(f"look at one: osmosis runs show {run_id} --row 0")
+    if report.first_row is not None:
+        lines.append(f"look at one: osmosis runs show {run_id} --row {report.first_row}")
     return "\n".join(lines)
 
 
@@ -56,10 +57,10 @@ def _taken(report: EvalReport) -> Iterator[str]:
     tokens = f"{report.prompt_tokens:,} prompt and {report.completion_tokens:,} completion tokens"
     cost = "" if report.dollars is None else f", {dollars(report.dollars)}"
     yield f"  {report.turns:,} turns{seconds}, {tokens}{cost}"
-    if report.per_rollout:
+    if report.turns:  # a dead endpoint leaves a table of zeros
         yield f"  {'per rollout':<14}{'mean':>9}{'median':>9}{'95%':>9}"
-    for figure, spread in report.per_rollout.items():
-        yield _spread(*PER_ROLLOUT[figure], spread)
+        for figure, spread in report.per_rollout.items():
+            yield _spread(*PER_ROLLOUT[figure], spread)
     if report.tool_errors:
         yield f"  {report.tool_errors} tool results were errors"
     if report.malformed_tool_calls:

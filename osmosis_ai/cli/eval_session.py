@@ -29,6 +29,11 @@ from osmosis_ai.store.base import RolloutFilter
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Outcome, Rollout, Status
 
+THROTTLED = (
+    "note: {:,} answers of the endpoint said 'too many requests'; the deadlines of rollouts went on "
+    "meanwhile. A lower rollout.max_concurrent asks it for less at once"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
@@ -125,7 +130,7 @@ class Session:
             self._to_do,
             pass_threshold=config.eval.pass_threshold,
             dollars=lambda: self._spending.dollars,
-            throttled=lambda: 0 if parts.provider is None else parts.provider.state().throttled,
+            throttled=self._throttled,
         )
         dispatcher.on_retry = self._on_retry
         dispatcher.storm = self._storm = _storm(parts, config.eval.failure_budget, self._to_do)
@@ -133,6 +138,9 @@ class Session:
 
     def close(self) -> None:
         self._guard.pause()
+
+    def _throttled(self) -> int:
+        return 0 if self._parts.provider is None else self._parts.provider.state().throttled
 
     async def run(self, *, yes: bool) -> None:
         """Everything that is to do; or a part of it, and why no more."""
@@ -149,6 +157,8 @@ class Session:
         stopped = self._parts.dispatcher.stopped
         self._tallies.all.stopped = stopped
         self._tallies.all.by_choice = bool(stopped) and not self._storm.verdict
+        if throttled := self._throttled():
+            self._display.note(THROTTLED.format(throttled))
 
     def _pilot(self) -> set[int]:
         """Which of the places that wait are run first: none where nothing is at stake, or enough is known."""
@@ -159,7 +169,7 @@ class Session:
     async def _agreed(self, *, ask: bool) -> bool:
         """Show the plan, where something is at stake. False: somebody was asked, and does not want it."""
         self._planned = True
-        dispatcher, spent = self._parts.dispatcher, self._spending.dollars
+        dispatcher, spent = self._parts.dispatcher, self._spending.usage
         if dispatcher.stopped or stake_of(self._config) is Stake.NOTHING:
             return True  # there is nothing to agree to
         plan = make_plan(self._total, self._results, prices_of(self._config), spent, dispatcher.window)

@@ -57,8 +57,7 @@ def report(run_id: str, output: Path | None, dataset: Path | None, workspace: Pa
     for note in content.notes:
         display.note(f"note: {note}")
     display.note(
-        f"report of {run_id}: {rollouts} rollouts, {len(html) / 1e6:.1f} MB, "
-        f"{content.redactions} secrets redacted"
+        f"report of {run_id}: {rollouts} rollouts, {_size(len(html))}, {content.redactions} secrets redacted"
     )
 
 
@@ -68,6 +67,11 @@ async def _read(workspace: Path, run_id: str, dataset: Path | None) -> Content:
         return await read_content(store, run_id, os.environ, dataset)
     finally:
         await store.close()
+
+
+def _size(num_bytes: int) -> str:
+    """31,415 -> 31 kB; 2,718,281 -> 2.7 MB"""
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:.0f} kB"
 
 
 def _write(path: Path, html: bytes) -> None:

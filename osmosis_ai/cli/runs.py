@@ -111,12 +111,13 @@ async def _show(store: SqliteStore, wanted: RolloutFilter, in_full: bool, displa
     for record in steps:
         display.data({"event": "step", "step": record.step, "version": record.version} | record.metrics)
         display.out("  " + "  ".join(step_parts(record, steps[-1].step)))
+    width = max((len(_place(rollout)) for rollout in rollouts), default=0)
     for rollout in sorted(rollouts, key=lambda r: (r.step, r.row_index, r.group_id, r.member, r.attempt)):
         plain = _plain(run, rollout)
         display.data(plain)
         if run.kind == "eval":
             after = f"  (after change {plain['lineage']})" if plain["lineage"] else ""
-            display.out(_rollout_line(rollout) + after)
+            display.out(_rollout_line(rollout, width) + after)
     return run
 
 
@@ -162,7 +163,11 @@ def _amendment_line(amendment: Amendment) -> str:
     return f"  {when} changes accepted: {changes}"
 
 
-def _rollout_line(rollout: Rollout) -> str:
+def _place(rollout: Rollout) -> str:
+    return f"row {rollout.row_index}" + (f"  attempt {rollout.member}" if rollout.member else "")
+
+
+def _rollout_line(rollout: Rollout, width: int) -> str:
     reward = "-" if rollout.reward is None else f"{rollout.reward:g}"
     reason = f"  {first_line(rollout.reason)}" if rollout.reason else ""
-    return f"  row {rollout.row_index:<5} {rollout.status.value:<16} reward {reward}{reason}"
+    return f"  {_place(rollout):<{width}}  {rollout.status.value:<16} reward {reward}{reason}"

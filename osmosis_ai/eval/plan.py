@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from osmosis_ai.eval.budget import usage_of_outcome
-from osmosis_ai.providers.prices import Prices, cost
+from osmosis_ai.providers.prices import Prices, Usage, cost
 from osmosis_ai.types import Outcome
 
 PILOT = 8  # rollouts
@@ -42,7 +42,8 @@ class Plan:
     tokens: Expected | None
     dollars: Expected | None
     seconds: Expected | None
-    dollars_spent: float | None
+    dollars_spent: float | None  # by the run so far, with attempts that count no more
+    tokens_spent: int
     at_once: int
 
     @property
@@ -51,9 +52,9 @@ class Plan:
 
 
 def make_plan(
-    rollouts: int, results: Sequence[Outcome], prices: Prices | None, spent: float | None, at_once: int
+    rollouts: int, results: Sequence[Outcome], prices: Prices | None, spent: Usage, at_once: int
 ) -> Plan:
-    """The plan for the rest of a run, from the results that it has."""
+    """The plan for the rest of a run that has `spent` so much, from the results that it has."""
     rest = rollouts - len(results)
     usages = [usage_of_outcome(outcome) for outcome in results]
     each_second = [outcome.duration_seconds for outcome in results]
@@ -64,7 +65,8 @@ def make_plan(
         tokens=expected([usage.tokens for usage in usages], rest),
         dollars=None if prices is None else expected([cost(usage, prices) for usage in usages], rest),
         seconds=_wall_time(expected(each_second, rest), max(each_second, default=0.0), at_once),
-        dollars_spent=spent,
+        dollars_spent=None if prices is None else cost(spent, prices),
+        tokens_spent=spent.tokens,
         at_once=at_once,
     )
 

@@ -38,6 +38,7 @@ class EvalReport:
     """What may be said about the rewards of an eval."""
 
     rows: int
+    first_row: int | None  # the lowest index among them; None when there is none
     attempts: int
     graded: int
     failures: dict[str, int]  # status -> rollouts without a reward
@@ -107,6 +108,7 @@ class Tally:
         rewards = {row: sorted(self._rewards[row]) for row in sorted(self._rewards)}
         return EvalReport(
             rows=len(self._rows),
+            first_row=min(self._rows, default=None),
             attempts=self._attempts,
             graded=sum(len(of_row) for of_row in rewards.values()),
             failures=dict(self._failures),

@@ -271,3 +271,14 @@ def test_malformed_tool_calls_are_counted_in_the_report():
     report = summarise([done], 1, 1.0)
     assert (report.malformed_tool_calls, report.turns, report.completion_tokens) == (3, 3, 6)
     assert "  3 malformed tool calls, answered with an error result" in report_text("x", report).splitlines()
+
+
+def test_a_run_in_which_no_call_was_answered_has_no_table_of_zeros():
+    tally = Tally(attempts=1, pass_threshold=1.0)
+    tally.add(Rollout("r", "x", 7, "r7", 0, status=Status.PROVIDER_ERROR, reason="down").outcome)
+    assert report_text("x", tally.report()).splitlines() == [
+        "run x: 0 graded rollouts of 1 rows",
+        "  1 without a reward: provider_error, first row 7: down",
+        "  0 turns, 0 prompt and 0 completion tokens",
+        "look at one: osmosis runs show x --row 7",
+    ]

@@ -74,7 +74,7 @@ def test_the_plan_is_a_table_with_intervals_and_says_when_a_budget_will_not_do()
     plan = Plan(
         rollouts=1000, done=12, pilot=12, at_once=64,
         tokens=Expected(988_000, 900_000, 1_076_000), dollars=Expected(3.2, 2.8, 3.6),
-        seconds=Expected(125, 90, 160), dollars_spent=0.04,
+        seconds=Expected(125, 90, 160), dollars_spent=0.04, tokens_spent=12_000,
     )  # fmt: skip
     shown = plan_text(plan, config(prices=PRICES, budget={"run_dollars": 3.0}, attempts=2))
     assert shown.splitlines() == [
@@ -88,7 +88,20 @@ def test_the_plan_is_a_table_with_intervals_and_says_when_a_budget_will_not_do()
     ]
 
 
+def test_tokens_that_are_spent_already_count_against_the_budget_of_the_plan():
+    plan = Plan(
+        rollouts=20, done=10, pilot=10, at_once=2, tokens=Expected(1_200_000, 1_100_000, 1_300_000),
+        dollars=None, seconds=None, dollars_spent=None, tokens_spent=1_200_000,
+    )  # fmt: skip
+    shown = plan_text(plan, config(budget={"run_tokens": 2_000_000}))
+    assert "budget.run_tokens = 2000000, less than all of it is expected to take" in shown
+    shown = plan_text(plan, config(budget={"run_tokens": 3_000_000}))
+    assert shown.splitlines()[4] == "  budget    budget.run_tokens = 3000000"
+
+
 def test_a_plan_without_prices_says_what_is_missing():
     nothing = Expected(0.0, None, None)
-    plan = Plan(10, 1, 1, tokens=nothing, dollars=None, seconds=nothing, dollars_spent=None, at_once=4)
+    plan = Plan(
+        10, 1, 1, tokens=nothing, dollars=None, seconds=nothing, dollars_spent=None, tokens_spent=0, at_once=4
+    )
     assert "  cost      unknown: give llm.input_price and llm.output_price" in plan_text(plan, config())

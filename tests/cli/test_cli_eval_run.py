@@ -172,6 +172,19 @@ def test_a_dry_run_says_where_each_value_comes_from_and_runs_nothing(eval_run, t
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_dry_run_is_refused_like_the_run(eval_run):
+    rows = ["1"] * 4
+    _, lines, _ = eval_run(rows, "--json", "--rows", "2,3")
+    assert (report_of(lines)["rows"], report_of(lines)["first_row"]) == (
+        2,
+        2,
+    )  # what `runs show --row` is told
+    code, lines, err = eval_run(rows, "--json", "--dry-run", "--set", "run.seed=9")
+    assert (code, len(lines)) == (2, 1)  # the settings, and then
+    assert "error: run 'eval' exists and was made with other inputs:\n  seed: was 0, is 9\n" in err
+    assert eval_run(rows, "--json", "--dry-run", "--set", "run.seed=9", "--accept-changes")[0] == 0
+
+
 # --- gates and exit codes
 
 

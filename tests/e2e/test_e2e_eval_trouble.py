@@ -1,10 +1,12 @@
-"""An eval on bad days: rows that are poison, and an endpoint that is dead."""
+"""An eval on bad days: rows that are poison, and an endpoint that is dead, or wants to be asked less."""
 
 from __future__ import annotations
 
 import json
 import socket
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 from e2e_bench import Bench
 from test_e2e_bad_inputs import EVAL, LEAN, rows
@@ -44,6 +46,43 @@ def test_a_dead_endpoint_stops_the_run_early_with_its_name(tmp_path: Path):
     statuses = [line["status"] for line in lines if line["event"] == "rollout"]
     assert set(statuses) == {"provider_error"}
     assert len(statuses) < 50  # of 500 rows, and each could be tried three times
+
+
+ANSWER = {
+    "id": "a", "object": "chat.completion", "created": 0, "model": "gpt",
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "right"}}],
+    "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+}  # fmt: skip
+
+
+class Busy(BaseHTTPRequestHandler):
+    """Wants to be left alone six times, and answers from then on."""
+
+    refused = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        full = Busy.refused < 6
+        Busy.refused += full
+        body = json.dumps({"error": {"message": "slow down"}} if full else ANSWER).encode()
+        self.send_response(429 if full else 200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_too_many_requests_cost_no_result_and_are_said(tmp_path: Path):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        bench = Bench(tmp_path)
+        rows(bench, [("ok", "right")] * 8)
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        bench.write("bad.toml", DEAD, entrypoint=str(LEAN), script=url)
+        done = bench.osmosis("eval", "run", "bad.toml", "--set", "rollout.max_concurrent=4")
+        server.shutdown()
+    assert "run bad: 8 graded rollouts of 8 rows" in done.stdout
+    assert "note: 6 answers of the endpoint said 'too many requests'" in done.stderr
 
 
 def test_a_dead_judge_stops_the_run_as_well(tmp_path: Path):

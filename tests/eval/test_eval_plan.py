@@ -6,7 +6,7 @@ import pytest
 
 from osmosis_ai.eval.budget import RunBudget, Spending
 from osmosis_ai.eval.plan import T_95, Expected, expected, make_plan, spread_evenly
-from osmosis_ai.providers.prices import Prices, Usage
+from osmosis_ai.providers.prices import NOTHING, Prices, Usage
 from osmosis_ai.types import Rollout, Status
 
 PRICES = Prices(input=10.0, output=1e6)  # a dollar for each completion token
@@ -42,10 +42,11 @@ def test_nothing_is_predicted_from_nothing_and_no_interval_from_one():
 
 
 def test_a_plan_has_tokens_dollars_and_the_time_of_so_many_at_once():
-    plan = make_plan(12, [outcome(10, 4.0), outcome(10, 6.0)], PRICES, 20.0, at_once=5)
+    plan = make_plan(12, [outcome(10, 4.0), outcome(10, 6.0)], PRICES, Usage(0, 20), at_once=5)
     assert (plan.to_do, plan.done, plan.tokens.total, plan.dollars.total) == (10, 2, 100, 100.0)
+    assert (plan.tokens_spent, plan.dollars_spent) == (20, 20.0)
     assert plan.seconds.total == 10.0  # 10 rollouts of 5 s, 5 at once
-    alone = make_plan(3, [outcome(10, 4.0), outcome(10, 6.0)], None, None, at_once=50)
+    alone = make_plan(3, [outcome(10, 4.0), outcome(10, 6.0)], None, NOTHING, at_once=50)
     assert (alone.dollars, alone.seconds.total) == (None, 6.0)  # no less than one rollout takes
 
 
