@@ -96,7 +96,6 @@ async def open_run(
     """
     identity = run_identity(config, kind, workspace)
     async with AsyncExitStack() as stack:
-        workspace.root.mkdir(parents=True, exist_ok=True)
         store = SqliteStore(workspace.database)
         stack.push_async_callback(store.close)
         run_id = await run_id_of(store, config.run_name, fresh=fresh)

@@ -185,6 +185,13 @@ def test_a_dry_run_is_refused_like_the_run(eval_run):
     assert eval_run(rows, "--json", "--dry-run", "--set", "run.seed=9", "--accept-changes")[0] == 0
 
 
+def test_a_workspace_that_cannot_be_made_is_an_error_and_no_traceback(eval_run):
+    code, lines, err = eval_run(["1"], "--workspace", "agent.py")
+    assert (code, lines) == (4, [])
+    assert err.endswith("Choose a folder that may be written.\n")
+    assert "agent.py cannot be made: " in err
+
+
 # --- gates and exit codes
 
 
