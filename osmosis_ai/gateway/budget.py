@@ -15,7 +15,9 @@ DOLLARS_SPENT = "dollar_budget_spent"
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """None: as much as they want. The call that reaches a limit is answered, and is the last."""
+    """None: as much as they want. The call that reaches a limit is answered, and so are those that are under
+    way with it: what a call uses up is known when it is answered. No other is.
+    """
 
     tokens: int | None = None  # prompt and completion
     dollars: float | None = None

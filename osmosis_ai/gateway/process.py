@@ -117,20 +117,14 @@ class GatewayProcess:
 
     async def _begin(self) -> None:
         ours, theirs = socket.socketpair()
-        fds = (self._listener.fileno(), theirs.fileno())
-        self._recipe.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self._recipe.log_path.open("ab") as log, theirs:
-            process = await asyncio.create_subprocess_exec(
-                *self._recipe.command,
-                str(theirs.fileno()),
-                pass_fds=fds,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C reaches us alone; we then stop the child in order
-            )
+        with theirs:
+            try:
+                process = await self._spawn(theirs.fileno())
+            except OSError as error:  # no memory, no file descriptor, no such program
+                ours.close()
+                raise InfrastructureError(f"gateway process {self.name} did not start: {error}") from error
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE_BYTES)
-        request = {"name": self.name, "listener_fd": fds[0], "parts": self._recipe.parts}
+        request = {"name": self.name, "listener_fd": self._listener.fileno(), "parts": self._recipe.parts}
         writer.write(json.dumps(request).encode() + b"\n")
         try:
             ready = await asyncio.wait_for(_read(reader), START_SECONDS)
@@ -145,6 +139,19 @@ class GatewayProcess:
             writer.close()
         self._life = _Life(process, reader, writer, time.monotonic())
         self._alive.set()
+
+    async def _spawn(self, channel_fd: int) -> asyncio.subprocess.Process:
+        self._recipe.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._recipe.log_path.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *self._recipe.command,
+                str(channel_fd),
+                pass_fds=(self._listener.fileno(), channel_fd),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches us alone; we then stop the child in order
+            )
 
     async def _watch(self) -> None:
         """Hear the process out, and start the next, until we stop or give up."""

@@ -252,6 +252,12 @@ async def test_a_process_that_cannot_be_started_again_is_given_up_and_agents_hea
     await fleet.stop()
 
 
+async def test_a_program_that_is_not_there_is_said(store, tmp_path):
+    fleet = Fleet(store, Recipe([str(tmp_path / "nothing")], {}, tmp_path / "log"), 1)
+    with pytest.raises(InfrastructureError, match=r"gateway process 1/1 did not start: .*nothing"):
+        await fleet.start()
+
+
 async def test_a_process_that_does_not_start_is_said_and_none_is_left(open_fleet):
     with pytest.raises(InfrastructureError, match=r"process 1/2 did not start: it ended with status 3"):
         await open_fleet("broken", 2)

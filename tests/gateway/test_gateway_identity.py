@@ -133,6 +133,18 @@ async def test_turns_tokens_and_dollars_can_be_limited(open_gateway):
         assert g.gateway.counters(name).over_budget == body["error"]["message"]
 
 
+async def test_calls_that_are_under_way_when_a_budget_is_reached_are_answered_and_no_other(open_gateway):
+    g = await open_gateway("ok", budget=Budget(tokens=1))
+    g.engine.hold = asyncio.Event()
+    calls = [asyncio.create_task(g.chat(user(f"hello {i}"))) for i in range(3)]
+    async with asyncio.timeout(5):
+        while len(g.engine.asked) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    g.engine.hold.set()
+    assert [status for status, _ in await asyncio.gather(*calls)] == [200, 200, 200]
+    assert (await g.chat(user("hello")))[0] == 403
+
+
 async def test_a_rollout_is_admitted_once(g):
     with pytest.raises(ValueError, match="r1 has been admitted already"):
         g.gateway.admit("r1", seed=0)
