@@ -126,6 +126,16 @@ async def test_what_is_nested_too_deeply_to_be_read_is_refused(open_gateway):
     assert (status, answer["error"]["message"]) == (400, "the body is nested too deeply")
 
 
+async def test_what_no_client_could_read_goes_out_as_text_over_messages(open_gateway):
+    arguments = '{"a": ' + "[" * 600 + "]" * 600 + "}"
+    call = '<tool_call>{"name": "f", "arguments": ' + arguments + "}</tool_call>"
+    g = await open_gateway(call, max_context=8192)
+    body = {"model": "osmosis-rollout", "messages": [user("go")], "max_tokens": 4000}
+    body["tools"] = [{"name": "f", "input_schema": {}}]
+    status, answer = await g.post(body, path="/v1/messages")
+    assert (status, answer["content"][0]["input"]) == (200, {messages.INVALID_JSON: arguments})
+
+
 async def test_a_tool_call_that_is_nested_too_deeply_is_kept_and_can_be_continued(open_gateway):
     arguments = '{"a": ' + "[" * 600 + "]" * 600 + "}"
     call = '<tool_call>{"name": "f", "arguments": ' + arguments + "}</tool_call>"

@@ -353,9 +353,12 @@ def _blocks(turn: Turn) -> list[dict[str, Any]]:
 
 def _input(arguments: str) -> dict[str, Any]:
     read = read_arguments(arguments)
-    if read is None or read.keys() == {INVALID_JSON} or not _can_be_sent(read):
-        return {INVALID_JSON: arguments}
-    return read
+    try:
+        if read is not None and read.keys() != {INVALID_JSON} and _can_be_sent(read):
+            return read
+    except RecursionError:  # hundreds of lists in one another
+        pass
+    return {INVALID_JSON: arguments}
 
 
 def _can_be_sent(value: Any) -> bool:
