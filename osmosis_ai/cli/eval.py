@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,8 @@ def run(
     display = Display(as_json=as_json)
     if junit is not None and not junit.absolute().parent.is_dir():
         raise UsageError(f"--junit {junit}: there is no folder {junit.absolute().parent}; make it first")
+    if fail_under is not None and not math.isfinite(fail_under):
+        raise UsageError(f"--fail-under {fail_under}: a mean reward is a number; give one that it can reach")
     if dry_run:
         origins = _origins(name, settings, selection)
         how = {"fresh": fresh, "accept_changes": accept_changes}

@@ -27,7 +27,10 @@ def changes_of(known: RunRecord, identity: Mapping[str, Any]) -> dict[str, list[
     """What is not as it was when the run began, or was amended last: key -> [was, is]."""
     keys = sorted({*known.identity, *identity})
     pairs = {key: [known.identity.get(key), identity.get(key)] for key in keys}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    changes = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    if any(key.startswith(FILE) for key in changes):
+        changes.pop("entrypoint", None)  # the digest of all files, which says less than their names
+    return changes
 
 
 def refuse_kind(known: RunRecord, kind: RunKind) -> None:
@@ -43,12 +46,10 @@ def refuse_changes(known: RunRecord, changes: Mapping[str, Sequence[Any]]) -> No
     """Raise UsageError naming everything that has changed."""
     if not changes:
         return
-    files = any(key.startswith(FILE) for key in changes)
-    named = {key: pair for key, pair in changes.items() if not (files and key == "entrypoint")}
     accept = ", go on with what has changed (--accept-changes)" if known.kind == "eval" else ""
     raise UsageError(
         f"run {known.run_id!r} exists and was made with other inputs:\n"
-        + "\n".join(f"  {key}: was {was!r}, is {now!r}" for key, (was, now) in named.items())
+        + "\n".join(f"  {key}: was {was!r}, is {now!r}" for key, (was, now) in changes.items())
         + "\nUndo the change to go on with it, start a new run with --fresh (the old one is kept)"
         f"{accept}, or choose another name (--name)."
     )

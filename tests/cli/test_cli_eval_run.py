@@ -195,6 +195,13 @@ def test_a_workspace_that_cannot_be_made_is_an_error_and_no_traceback(eval_run):
 # --- gates and exit codes
 
 
+@pytest.mark.parametrize("threshold", ["nan", "inf"])
+def test_a_threshold_that_is_no_number_is_refused_before_anything_is_run(eval_run, threshold):
+    code, lines, err = eval_run(["1"], "--json", "--fail-under", threshold)
+    assert (code, lines) == (2, [])
+    assert err.startswith(f"error: --fail-under {threshold}: ")
+
+
 def test_exit_code_3_when_the_mean_is_below_the_threshold(eval_run, tmp_path: Path):
     rows = ["1=0.5", "1=1", "1=raises"]
     code, lines, err = eval_run(rows, "--json", "--fail-under", "0.8", "--junit", "junit.xml", "--by", "kind")

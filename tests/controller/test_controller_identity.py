@@ -74,7 +74,9 @@ def test_a_changed_file_of_the_code_is_named_once(folder: Path):
 
     known = RunRecord("r", "eval", "done", 0.0, identity(), {})
     (folder / "tools.py").write_text("import prompts\n")
+    changes = changes_of(known, identity())
+    assert list(changes) == ["code.tools.py"]
     with pytest.raises(UsageError) as refused:
-        refuse_changes(known, changes_of(known, identity()))
-    _, *changes, _ = str(refused.value).splitlines()
-    assert [line.split(":")[0] for line in changes] == ["  code.tools.py"]
+        refuse_changes(known, changes)
+    _, *lines, _ = str(refused.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["  code.tools.py"]
