@@ -52,7 +52,7 @@ async def _read(workspace: Path, rollout_id: str) -> dict[int, Native]:
 
 def _write(natives: dict[int, Native], turn: int, *, answer: bool) -> None:
     if turn not in natives:
-        raise UsageError(f"turn {turn} answered no request of its own; those that did: {list(natives)}")
+        raise UsageError(f"there are no bytes of turn {turn}; of these there are: {list(natives)}")
     body = natives[turn].answered if answer else natives[turn].sent
     sys.stdout.buffer.write(body)
     sys.stdout.buffer.flush()

@@ -108,7 +108,7 @@ class Exchange:
         latency_ms = (time.perf_counter() - self.started) * 1000
         for answer in answers:
             note = write_note(attempt, call, answer.placement, retries.newly_arrived())
-            native = None if attempt.replies else Native(self.dialect.WIRE, self.body, answer.native)
+            native = Native(self.dialect.WIRE, self.body, answer.native)
             reply = await rollout.record(work, self.sample_id, call, answer, latency_ms, note, native)
             retries.recorded(attempt, reply)
         if call.continuable:

@@ -126,7 +126,7 @@ class TurnStore(Protocol):
     async def append_turn(self, turn: Turn, call: str | None = None, native: Native | None = None) -> None:
         """Record one LLM call; `call` is JSON, what the gateway wants to know of it after a restart.
 
-        `native` is the call as it came; of several answers to one call the first has it.
+        `native` is the call as it came; several answers to one call share its request.
 
         Its ordinal must be the rollout's next, its prompt must start with its parent's tokens (see `Turn`),
         its log-probabilities must be float32 values. A rollout that has ended takes no turn: StoreError.
@@ -202,7 +202,7 @@ class Store(TurnStore, Protocol):
         ...
 
     async def natives(self, rollout_id: str) -> dict[int, Native]:
-        """The rollout's calls as they came, by the ordinal of the first turn that answered each."""
+        """The rollout's calls as they came, by the ordinal of the turn that answered each."""
         ...
 
     async def steps(self, run_id: str) -> list[StepRecord]:

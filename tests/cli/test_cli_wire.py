@@ -36,7 +36,7 @@ def test_calls_are_listed_and_each_comes_out_byte_for_byte(stored):
     ("arguments", "message"),
     [
         (["b"], "there are no calls of a rollout 'b'; osmosis runs show RUN --json has the ids"),
-        (["a.r0.m0.a0", "--turn", "1"], "turn 1 answered no request of its own; those that did: [0]"),
+        (["a.r0.m0.a0", "--turn", "1"], "there are no bytes of turn 1; of these there are: [0]"),
         (["a.r0.m0.a0", "--answer"], "--answer is of one call: name it with --turn N"),
     ],
 )

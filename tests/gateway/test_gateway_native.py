@@ -95,3 +95,26 @@ async def test_the_bodies_of_every_wire_come_back_byte_for_byte(store, renderer,
     await call(gateway, key, bodies[2:], path)
     assert [native.sent for native in (await store.natives("r")).values()] == bodies
     await gateway.stop()
+
+
+async def test_each_of_several_answers_keeps_its_own_bytes(store):
+    async def one_more(request):
+        answers.append(ANSWER.replace(b'"6"', b'"%d"' % len(answers)))
+        return web.Response(body=answers[-1], content_type="application/json")
+
+    answers: list[bytes] = []
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", one_more)
+    server = TestServer(app)
+    await server.start_server()
+    provider = OpenAICompatibleProvider(str(server.make_url("/v1")), "m")
+    gateway = Gateway(ProviderTarget(provider), store)
+    await gateway.start()
+    body = FIRST.replace(b"{", b'{"n": 3, ', 1)
+    await call(gateway, [body])
+    natives = list((await store.natives("r")).values())
+    assert [native.sent for native in natives] == [body] * 3
+    assert sorted(native.answered for native in natives) == sorted(answers)
+    await gateway.stop()
+    await provider.close()
+    await server.close()
