@@ -111,7 +111,7 @@ async def test_each_of_several_answers_keeps_its_own_bytes(store):
     gateway = Gateway(ProviderTarget(provider), store)
     await gateway.start()
     body = FIRST.replace(b"{", b'{"n": 3, ', 1)
-    await call(gateway, [body])
+    await call(gateway, gateway.admit("r", seed=1), [body])
     natives = list((await store.natives("r")).values())
     assert [native.sent for native in natives] == [body] * 3
     assert sorted(native.answered for native in natives) == sorted(answers)
