@@ -129,8 +129,10 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(0)  # the reader of our output has seen enough
+    except SystemExit:
+        if isinstance(sys.stdout, click.utils.PacifyFlushWrapper):  # by Click, which then ends with 1
+            sys.exit(0)  # the reader of our output has seen enough: `| head`
+        raise
     except Exception as error:
         from osmosis_ai.errors import OsmosisError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -126,3 +127,10 @@ def test_options_that_contradict_each_other_or_the_command_are_refused_with_the_
 ):
     done = osmosis(*arguments)
     assert (done.code, said in done.err) == (2, True), done.err
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure():
+    command = [sys.executable, "-m", "osmosis_ai", "config", "schema"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (0, b"")
