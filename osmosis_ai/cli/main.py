@@ -118,7 +118,6 @@ def main() -> None:
         complete(sys.argv[2:])
         sys.exit(0)
     import click
-    from click.utils import PacifyFlushWrapper
 
     from osmosis_ai.cli.groups import root
 
@@ -131,7 +130,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except SystemExit:
-        if isinstance(sys.stdout, PacifyFlushWrapper):  # by Click, which then ends with 1
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # by Click, which then ends with 1
             sys.exit(0)  # the reader of our output has seen enough: `| head`
         raise
     except Exception as error:
