@@ -130,7 +130,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except SystemExit:
-        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # by Click, which then ends with 1
+        if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):  # by Click, which then ends with 1
             sys.exit(0)  # the reader of our output has seen enough: `| head`
         raise
     except Exception as error:
