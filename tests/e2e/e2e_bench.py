@@ -88,3 +88,10 @@ class Bench:
         path = self.folder / name
         path.write_text(text.format(**{**known, **values}))
         return path
+
+
+def start(bench: Bench, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "osmosis_ai", *arguments, "--workspace", str(bench.workspace), "--json"]
+    return subprocess.Popen(
+        command, cwd=bench.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )

@@ -76,7 +76,7 @@ async def test_what_is_learnt_from_is_what_the_engine_logged_token_for_token_at_
         watched = Watched(parts.engine, parts.dispatcher.groups)
         training = Training(
             run_id=run.run_id,
-            rows=parts.rows,
+            rows=list(parts.rows),
             settings=train_settings(run, parts.info),
             engine=watched,
             collect=watched.collect,
