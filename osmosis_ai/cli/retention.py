@@ -15,7 +15,7 @@ from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.options import JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.errors import UsageError
 from osmosis_ai.store.base import RunSummary
-from osmosis_ai.store.retention import Policy, delete_runs
+from osmosis_ai.store.retention import Retention, delete_runs
 from osmosis_ai.store.workspace import Workspace
 
 YES = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -55,7 +55,7 @@ def prune(
     workspace: Path,
     as_json: bool,
 ) -> None:
-    """Delete the eval runs that a policy lets go: by age, by number, or what both let go.
+    """Delete eval runs by age, by number, or what both let go.
 
     Training runs stay unless --training is given. Fit for a timer: prune --older-than 30d --keep 3 --yes
     """
@@ -63,8 +63,8 @@ def prune(
         raise UsageError("say which runs go: --older-than 30d, or --keep 3, or both")
     place = workspace_at(workspace)
     runs = [summary for summary in _runs(place) if training or summary.run.kind == "eval"]
-    policy = Policy(None if older_than is None else days(older_than), keep)
-    chosen = policy.chosen(runs, time.time())
+    retention = Retention(None if older_than is None else days(older_than), keep)
+    chosen = retention.chosen(runs, time.time())
     _delete(place, chosen, Display(as_json=as_json), yes=yes, dry_run=dry_run)
 
 

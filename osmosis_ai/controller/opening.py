@@ -40,7 +40,7 @@ from osmosis_ai.providers.prices import Prices
 from osmosis_ai.store.base import Amendment, RolloutFilter, RunKind, RunRecord, RunState, Store
 from osmosis_ai.store.lock import RunLock
 from osmosis_ai.store.sqlite import SqliteStore
-from osmosis_ai.store.workspace import Workspace, numbered
+from osmosis_ai.store.workspace import Workspace, newest_number, numbered
 from osmosis_ai.types import Rollout
 
 Notify = Callable[[str], None]
@@ -127,10 +127,9 @@ def _amended(
 
 async def run_id_of(store: Store, name: str, *, fresh: bool) -> str:
     """The newest run of that name, or with `fresh` the next one: name, name-2, name-3, ..."""
-    number = 1
-    while await store.get_run(numbered(name, number + 1)) is not None:
-        number += 1
-    if fresh and await store.get_run(numbered(name, number)) is not None:
+    names = await store.run_names()
+    number = newest_number(name, names) or 1
+    while fresh and numbered(name, number) in names:
         number += 1
     return numbered(name, number)
 

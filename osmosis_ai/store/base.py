@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Literal, Protocol
 
 from osmosis_ai.types import Outcome, Rollout, Sample, Status, ToolSchema, Turn
@@ -42,6 +43,12 @@ class RunRecord:
     def lineage_at(self, started_at: float) -> int:
         """How many amendments a rollout that began then had behind it: 0 for the inputs of the first life."""
         return sum(amendment.at <= started_at for amendment in self.lineage)
+
+
+def name_of(run_id: str, config: Mapping[str, Any]) -> str:
+    """What a, a-2, a-3, ... have in common: [run] name, else the name of the config file."""
+    named = config.get("run", {}).get("name") or PurePath(config.get("source", "")).stem
+    return str(named or run_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +192,10 @@ class Store(TurnStore, Protocol):
         ...
 
     async def get_run(self, run_id: str) -> RunRecord | None: ...
+
+    async def run_names(self) -> dict[str, str]:
+        """Run id -> the name that was asked for: a-2 -> a. Without any figures, so that it is cheap."""
+        ...
 
     async def list_runs(self) -> list[RunSummary]:
         """All runs, newest first."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import apsw
 
 from osmosis_ai.errors import StoreError
-from osmosis_ai.store.base import RunRecord, RunSummary
+from osmosis_ai.store.base import RunSummary, name_of
 from osmosis_ai.store.schema import open_writable
 from osmosis_ai.store.workspace import Workspace
 
@@ -30,7 +29,7 @@ UNUSED_TOOLS = "DELETE FROM tools WHERE id NOT IN (SELECT tools FROM turn)"
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class Retention:
     """Which runs may go: those older than `days`, and of each name all but the newest `keep`."""
 
     days: float | None = None
@@ -46,19 +45,13 @@ class Policy:
         gone = []
         for summary in newest_first:
             run = summary.run
-            name = _name(run)
+            name = name_of(run.run_id, run.config)
             seen[name] = seen.get(name, 0) + 1
             old = self.days is None or now - run.created_at > self.days * 86_400
             surplus = self.keep is None or seen[name] > self.keep
             if old and surplus:
                 gone.append(run.run_id)
         return gone[::-1]
-
-
-def _name(run: RunRecord) -> str:
-    """What a, a-2, a-3, ... have in common."""
-    named = run.config.get("run", {}).get("name") or Path(run.config.get("source", "")).stem
-    return str(named or run.run_id)
 
 
 @dataclass(frozen=True, slots=True)

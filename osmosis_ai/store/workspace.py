@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,3 +42,13 @@ class Workspace:
 def numbered(name: str, number: int) -> str:
     """The run ids of one name: name, name-2, name-3, ..."""
     return name if number == 1 else f"{name}-{number}"
+
+
+def newest_number(name: str, names: Mapping[str, str]) -> int:
+    """The highest number that a run of the name has; 0 without one. `names` maps run ids to names.
+
+    "a" among a-3 of a, b of b, a-2026 of a-2026 -> 3: runs that were deleted leave gaps, and what was given
+    a name that ends in a number is none of these.
+    """
+    rests = [run_id.removeprefix(f"{name}-") for run_id, named in names.items() if named == name]
+    return max((int(rest) for rest in rests if rest.isdecimal()), default=int(name in names))

@@ -7,9 +7,12 @@ from contextlib import closing
 
 import pytest
 
+from osmosis_ai.controller.opening import run_id_of
 from osmosis_ai.store.base import RunRecord, RunSummary
-from osmosis_ai.store.retention import Policy
+from osmosis_ai.store.retention import Retention, delete_runs
 from osmosis_ai.store.schema import open_writable
+from osmosis_ai.store.sqlite import SqliteStore
+from osmosis_ai.store.workspace import Workspace, newest_number
 
 
 @pytest.fixture
@@ -72,20 +75,47 @@ def test_what_cannot_be_is_refused(stored, arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("policy", "gone"),
+    ("retention", "gone"),
     [
-        (Policy(days=30), ["a"]),
-        (Policy(keep=1), ["a", "a-2"]),
-        (Policy(days=30, keep=1), ["a"]),
-        (Policy(days=10, keep=2), ["a"]),
-        (Policy(keep=0), ["a", "a-2", "b", "a-3"]),
+        (Retention(days=30), ["a"]),
+        (Retention(keep=1), ["a", "a-2"]),
+        (Retention(days=30, keep=1), ["a"]),
+        (Retention(days=10, keep=2), ["a"]),
+        (Retention(keep=0), ["a", "a-2", "b", "a-3"]),
     ],
 )
-def test_a_policy_chooses_by_age_and_by_number_of_a_name(policy, gone):
+def test_runs_go_by_age_and_by_number_of_a_name(retention, gone):
     ages = {"a": 40, "a-2": 20, "b": 5, "a-3": 1}
     now = time.time()
     runs = [
         RunSummary(RunRecord(run_id, "eval", "done", now - age * 86_400, {}, {"run": {"name": run_id[0]}}))
         for run_id, age in ages.items()
     ]
-    assert policy.chosen(runs, now) == gone
+    assert retention.chosen(runs, now) == gone
+
+
+@pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        ({}, 0),
+        ({"a": "a"}, 1),
+        ({"a": "a", "a-2": "a"}, 2),
+        ({"a-3": "a", "b-7": "b"}, 3),
+        ({"a": "a", "a-2026": "a-2026"}, 1),
+        ({"a": "a", "a-Lenient": "a"}, 1),
+    ],
+)
+def test_the_newest_run_of_a_name_is_found_across_gaps(names, newest):
+    assert newest_number("a", names) == newest
+
+
+async def test_a_name_goes_on_with_its_newest_run_after_older_ones_were_deleted(tmp_path):
+    store = SqliteStore(tmp_path / "osmosis.db")
+    for run_id in ("a", "a-2", "a-3"):
+        await store.create_run(RunRecord(run_id, "eval", "done", 1.0, {}, {"run": {"name": "a"}}))
+    await store.close()
+    delete_runs(Workspace(tmp_path), ["a", "a-2"])
+    store = SqliteStore(tmp_path / "osmosis.db")
+    assert await run_id_of(store, "a", fresh=False) == "a-3"
+    assert await run_id_of(store, "a", fresh=True) == "a-4"
+    await store.close()
