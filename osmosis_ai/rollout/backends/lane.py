@@ -20,6 +20,7 @@ from weakref import WeakSet
 
 from osmosis_ai import process
 from osmosis_ai.rollout import policy_client
+from osmosis_ai.rollout.backends.lane_loop import LaneLoop
 
 T = TypeVar("T")
 CLOSE_SECONDS = 1.0
@@ -72,8 +73,7 @@ class Lane:
     def __init__(self, on_free: Callable[[Lane, bool], None]) -> None:
         self.free_since = 0.0  # time.monotonic() when it came back
         self._on_free = on_free
-        # Not uvloop's: it takes 350 KiB each, and two of them cannot start subprocesses at the same time.
-        self._loop = asyncio.new_event_loop()
+        self._loop = LaneLoop()
         # Not asyncio.all_tasks(): that goes through the tasks of all lanes.
         self._tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         factory: Any = self._make_task
