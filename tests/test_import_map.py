@@ -29,6 +29,7 @@ MAY_IMPORT = {
         "engine.completions",
         "store.base",
         "providers.base",
+        "providers.parts",
         "providers.prices",
     },
     "controller": {"config", "datasets", "engine", "gateway", "providers", "store", "train"},

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from osmosis_ai.errors import EngineError, ProviderError, StoreError
@@ -24,6 +24,7 @@ from osmosis_ai.gateway.retries import Attempt
 from osmosis_ai.gateway.server import Connection
 from osmosis_ai.gateway.streams import Stream, send_refusal
 from osmosis_ai.gateway.targets import Target, own_seed
+from osmosis_ai.providers.parts import read_parts
 from osmosis_ai.store.base import Native
 
 AGENTS_OWN = frozenset({400, 413, 422})  # the agent's own request is at fault, by the provider's word
@@ -103,7 +104,7 @@ class Exchange:
         """Answer and record: the part that a disconnect or the end of the rollout cancels."""
         attempt, call = self.attempt, self.call
         rollout, retries = self.admission.rollout, self.admission.retries
-        answers = await self._answers()
+        answers = [self._sendable(answer) for answer in await self._answers()]
         work.recording = True
         latency_ms = (time.perf_counter() - self.started) * 1000
         for answer in answers:
@@ -137,6 +138,25 @@ class Exchange:
         finally:
             for task in tasks:
                 task.cancel()
+
+    def _sendable(self, answer: Answer) -> Answer:
+        """An external model's answer in parts goes out as it came; where there is no way for parts, as text.
+
+        Raises ProviderError for other parts than text and thinking.
+        """
+        parts = answer.message["content"]
+        if isinstance(parts, str) or (self.stream is None and self.dialect.WIRE == "chat"):
+            return answer
+        try:
+            text, thinking = read_parts(parts)
+        except ValueError as error:
+            raise ProviderError(
+                f"{answer.model} answered with {error}. An agent that takes others can call "
+                "/v1/chat/completions without stream",
+                retryable=False,
+            ) from error
+        reasoning = {"reasoning_content": thinking} if thinking else {}
+        return replace(answer, message={**reasoning, **answer.message, "content": text})
 
     def _seed(self, index: int) -> int:
         own = own_seed(self.call)

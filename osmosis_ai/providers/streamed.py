@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from osmosis_ai.providers.base import OnText
+from osmosis_ai.providers.parts import read_parts
 
 _REASONING = (
     "reasoning_content",
@@ -84,6 +85,8 @@ class StreamedAnswer:
         for key, value in delta.items():
             if key == "content" and isinstance(value, str):
                 self._add_text(value)
+            elif key == "content" and isinstance(value, list):
+                self._add_parts(value)
             elif key == "tool_calls":
                 for call in value or ():
                     self._add_call(call)
@@ -96,6 +99,12 @@ class StreamedAnswer:
         if text:
             self._message["content"] += text
             self._on_text(text)
+
+    def _add_parts(self, parts: list[Any]) -> None:
+        text, thinking = read_parts(parts)
+        self._add_text(text)
+        if thinking:
+            self._message["reasoning_content"] = self._message.get("reasoning_content", "") + thinking
 
     def _add_call(self, piece: dict[str, Any]) -> None:
         index = piece.get("index", len(self._calls))

@@ -114,3 +114,45 @@ async def test_an_answer_that_is_no_message_is_the_provider_s_failure(open_gatew
     g = await open_gateway("", target=ProviderTarget(provider))
     status, body = await g.chat(user("hello"))
     assert (status, body["error"]["code"]) == (502, "provider_error")
+
+
+THINKING = {"type": "thinking", "thinking": [{"type": "text", "text": "6 x 7."}]}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:x"}}
+TEXTS = [{"type": "text", "text": "It is "}, {"type": "text", "text": "42"}]
+
+
+async def test_an_answer_in_parts_is_streamed_as_text_and_reasoning(open_gateway, store):
+    provider = Recorder(ProviderAnswer({"content": [THINKING, *TEXTS]}, "stop", 5, 1, "m"))
+    g = await open_gateway("", target=ProviderTarget(provider))
+    events = await g.stream(user("6 x 7?"))
+    assert streamed_text(events) == "It is 42"
+    assert any('"reasoning_content":"6 x 7."' in event for event in events)
+    [turn] = store.turns["r1"]
+    assert (turn.response["content"], turn.response["reasoning_content"]) == ("It is 42", "6 x 7.")
+
+
+async def test_an_answer_in_parts_comes_as_it_is_over_chat_and_as_blocks_over_messages(open_gateway):
+    provider = Recorder(ProviderAnswer({"content": [THINKING, *TEXTS]}, "stop", 5, 1, "m"))
+    g = await open_gateway("", target=ProviderTarget(provider))
+    assert (await g.say(user("6 x 7?")))["content"] == [THINKING, *TEXTS]
+    body = {"model": "osmosis-rollout", "max_tokens": 9, "messages": [user("6 x 7?")]}
+    status, message = await g.post(body, path="/v1/messages")
+    assert status == 200
+    assert [block.get("text", block.get("thinking")) for block in message["content"]] == [
+        "6 x 7.",
+        "It is 42",
+    ]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+async def test_a_picture_in_an_answer_cannot_be_streamed_and_is_no_turn(open_gateway, store, path):
+    provider = Recorder(ProviderAnswer({"content": [PICTURE, *TEXTS]}, "stop", 5, 1, "m"))
+    g = await open_gateway("", target=ProviderTarget(provider))
+    body = {"model": "osmosis-rollout", "max_tokens": 9, "messages": [user("draw")], "input": "draw"}
+    wanted = ("model", "input", "stream") if path.endswith("responses") else (
+        "model", "max_tokens", "messages", "stream")  # fmt: skip
+    status, answer = await g.post({key: {**body, "stream": True}[key] for key in wanted}, path=path)
+    assert status == 502
+    assert "m answered with a content part of type 'image_url'" in answer["error"]["message"]
+    assert store.turns == {}
+    assert (await g.say(user("draw")))["content"] == [PICTURE, *TEXTS]

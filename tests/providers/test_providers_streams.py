@@ -116,6 +116,16 @@ async def test_tool_calls_and_reasoning_are_put_together(endpoint):
     }
 
 
+async def test_content_that_is_streamed_in_parts_is_put_together_too(endpoint):
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "6 x 7."}]}
+    chunks = [delta(content=[thinking]), delta(content=[{"type": "text", "text": "4"}]), *ANSWER[2:]]
+    provider, _ = await endpoint(chunks)
+    pieces = []
+    answer = await provider.complete(REQUEST, pieces.append)
+    assert pieces == ["4", "2"]
+    assert answer.message == {"role": "assistant", "content": "42", "reasoning_content": "6 x 7."}
+
+
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
@@ -123,6 +133,7 @@ async def test_tool_calls_and_reasoning_are_put_together(endpoint):
         ([delta(content="4")], "ended its stream early, without a finish_reason"),
         ([delta(content="4"), {"error": {"message": "overloaded"}}], "overloaded"),
         ([delta(content="4"), "{not json"], "streamed what is no chunk"),
+        ([delta(content="4"), delta(content=[{"type": "image_url"}])], "part of type 'image_url'"),
         ([delta(content="4"), delta("stop"), "[DONE]"], "without usage"),
     ],
 )
