@@ -5,27 +5,24 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from osmosis_ai.cli.display import Display
-from osmosis_ai.cli.dry_run import show_plan
-from osmosis_ai.cli.eval_session import Wishes, run_eval
 from osmosis_ai.cli.options import (
     config_options,
-    read_config,
+    overrides_of,
     run_async,
     selection_options,
     setting,
     workspace_at,
 )
+from osmosis_ai.controller.head_start import HeadStart
 from osmosis_ai.errors import InfrastructureError, OsmosisError, UsageError
-from osmosis_ai.eval.gates import exit_code as gated
-from osmosis_ai.eval.gates import mean_at_least
-from osmosis_ai.eval.run import RETRY
-from osmosis_ai.eval.tally import EvalReport
-from osmosis_ai.types import RETRIED
+
+if TYPE_CHECKING:  # help needs none of it, and the user's code is imported while it is
+    from osmosis_ai.cli.display import Display
+    from osmosis_ai.eval.tally import EvalReport
 
 PARTIAL = 5
 
@@ -39,7 +36,7 @@ PARTIAL = 5
 )
 @click.option(
     "--retry",
-    type=click.Choice(list(RETRY)),
+    type=click.Choice(["errors", "timeouts", "failed"]),  # of eval.run.RETRY
     help="Run again what ended so: errors (of workflow, grader, model), timeouts, failed (both).",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask, whatever it costs.")
@@ -75,22 +72,43 @@ def run(
     are not the workflow's or the grader's (4 when that is all of them), 1 when the workflow or the grader
     failed in every rollout.
     """
-    wishes = Wishes(fresh, accept_changes, RETRY.get(retry or "", frozenset()), yes, by)
-    read = read_config(config, name, settings, selection)
-    display = Display(as_json=as_json)
+    overrides = overrides_of(name, settings, selection)
+    with HeadStart() if dry_run else HeadStart.of_config(config, overrides) as head_start:
+        from osmosis_ai.cli.display import Display
+        from osmosis_ai.cli.eval_session import Wishes, run_eval
+        from osmosis_ai.config import load_config
+        from osmosis_ai.eval.run import RETRY
+
+        wishes = Wishes(fresh, accept_changes, RETRY.get(retry or "", frozenset()), yes, by)
+        read, display = load_config(config, overrides), Display(as_json=as_json)
+        _check_gates(junit, fail_under)
+        if dry_run:
+            from osmosis_ai.cli.dry_run import show_plan
+
+            origins = _origins(name, settings, selection)
+            how = {"fresh": fresh, "accept_changes": accept_changes}
+            return run_async(show_plan(read, workspace_at(workspace), origins, **how, display=display))
+        report = run_async(run_eval(read, workspace_at(workspace), wishes, display, junit, head_start))
+    sys.exit(_status(report, fail_under, display))
+
+
+def _check_gates(junit: Path | None, fail_under: float | None) -> None:
+    """Raise UsageError for what could not be written or reached, before anything is run."""
     if junit is not None and not junit.absolute().parent.is_dir():
         raise UsageError(f"--junit {junit}: there is no folder {junit.absolute().parent}; make it first")
     if fail_under is not None and not math.isfinite(fail_under):
         raise UsageError(f"--fail-under {fail_under}: a mean reward is a number; give one that it can reach")
-    if dry_run:
-        origins = _origins(name, settings, selection)
-        how = {"fresh": fresh, "accept_changes": accept_changes}
-        return run_async(show_plan(read, workspace_at(workspace), origins, **how, display=display))
-    report = run_async(run_eval(read, workspace_at(workspace), wishes, display, junit))
+
+
+def _status(report: EvalReport, fail_under: float | None, display: Display) -> int:
+    """The exit code, and on which gate it depends."""
+    from osmosis_ai.eval.gates import exit_code as gated
+    from osmosis_ai.eval.gates import mean_at_least
+
     gates = [] if fail_under is None else [mean_at_least(report.mean, fail_under)]
     for gate in gates:
         display.note(gate.message)
-    sys.exit(gated(gates, exit_code(report)))
+    return gated(gates, exit_code(report))
 
 
 def _origins(name: str | None, settings: tuple[str, ...], selection: dict[str, Any]) -> dict[str, str]:
@@ -105,6 +123,8 @@ def _origins(name: str | None, settings: tuple[str, ...], selection: dict[str, A
 
 def exit_code(report: EvalReport) -> int:
     """Nothing graded is no result; a part that is not the user code's is missing from a partial one."""
+    from osmosis_ai.types import RETRIED
+
     if report.by_choice:
         return PARTIAL
     unfinished = sum(report.failures.get(s.value, 0) for s in RETRIED) or bool(report.stopped)

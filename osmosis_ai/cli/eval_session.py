@@ -16,6 +16,7 @@ from osmosis_ai.cli.eval_report import say_report
 from osmosis_ai.config import Config
 from osmosis_ai.controller.deck import Place
 from osmosis_ai.controller.dispatch import is_result
+from osmosis_ai.controller.head_start import HeadStart
 from osmosis_ai.controller.opening import OpenRun, Rollouts, open_rollouts, open_run, prices_of, read_rows
 from osmosis_ai.controller.storm import LEAST_BUDGET, Storm
 from osmosis_ai.errors import UsageError
@@ -52,7 +53,12 @@ class Wishes:
 
 
 async def run_eval(
-    config: Config, workspace: Workspace, wishes: Wishes, display: Display, junit: Path | None
+    config: Config,
+    workspace: Workspace,
+    wishes: Wishes,
+    display: Display,
+    junit: Path | None = None,
+    head_start: HeadStart | None = None,
 ) -> EvalReport:
     column = _column(config, wishes.by)
     how = {"fresh": wishes.fresh, "accept_changes": wishes.accept_changes}
@@ -62,7 +68,7 @@ async def run_eval(
         display.note(f"{'resuming' if opened.resumed else 'starting'} run {opened.run_id}")
         tallies = Tallies(config.eval.attempts, config.eval.pass_threshold, prices_of(config), column)
         try:
-            await _run_rollouts(opened, tallies, wishes, display)
+            await _run_rollouts(opened, tallies, wishes, display, head_start)
         except asyncio.CancelledError:
             await opened.finish(interrupted=True)
             display.note("interrupted; what has a result is kept. The same command goes on.")
@@ -97,10 +103,12 @@ async def _lineage(opened: OpenRun) -> str | None:
     return lineage_note(opened.record, [outcome.started_at for outcome in outcomes])
 
 
-async def _run_rollouts(opened: OpenRun, tallies: Tallies, wishes: Wishes, display: Display) -> None:
+async def _run_rollouts(
+    opened: OpenRun, tallies: Tallies, wishes: Wishes, display: Display, head_start: HeadStart | None
+) -> None:
     """What has no result yet, to a result."""
     with display.bar("starting"):
-        async with open_rollouts(opened, training=False, notify=display.note) as parts:
+        async with open_rollouts(opened, training=False, notify=display.note, head_start=head_start) as parts:
             earlier = await read_earlier(opened.store, opened.run_id, wishes.retry, parts.rows.indices)
             session = Session(opened, parts, earlier, tallies, display)
             try:

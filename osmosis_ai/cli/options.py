@@ -74,6 +74,13 @@ def read_config(
     """The configuration, with what the options say of it. Raises ConfigError, UsageError."""
     from osmosis_ai.config import load_config
 
+    return load_config(path, overrides_of(name, settings, selection))
+
+
+def overrides_of(
+    name: str | None, settings: tuple[str, ...], selection: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What --name, --set and the options of a selection say, by dotted key. Raises UsageError."""
     overrides: dict[str, Any] = dict(setting(text) for text in settings)
     chosen = {key: value for key, value in (selection or {}).items() if value is not None}
     if "seed" in chosen and "sample" not in chosen:
@@ -81,7 +88,7 @@ def read_config(
     overrides |= {f"dataset.{key}": value for key, value in chosen.items()}
     if name is not None:
         overrides["run.name"] = name
-    return load_config(path, overrides)
+    return overrides
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -20,6 +20,7 @@ from osmosis_ai.controller.dispatch import Dispatcher
 from osmosis_ai.controller.external_model import from_environment, open_external_model, open_provider
 from osmosis_ai.controller.fleet import FleetProvider, recipe
 from osmosis_ai.controller.grading import Grading
+from osmosis_ai.controller.head_start import HeadStart, source_of
 from osmosis_ai.controller.identity import changes_of, refuse_changes, refuse_kind, run_identity
 from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.remote import Address, check_reachable, connect
@@ -169,6 +170,7 @@ async def open_rollouts(
     notify: Notify,
     provider: Provider | None = None,
     through: Callable[[Target], Target] | None = None,
+    head_start: HeadStart | None = None,
 ) -> AsyncIterator[Rollouts]:
     """Start engine or provider, gateway and the user's server; stop them in reverse.
 
@@ -178,7 +180,7 @@ async def open_rollouts(
     config, stepped = run.config, provider is not None or through is not None
     rows = read_rows(config)
     async with AsyncExitStack() as stack:
-        server = await _open_server(run, notify)
+        server = await _open_server(run, notify, head_start)
         stack.push_async_callback(server.stop)
         starting = asyncio.ensure_future(server.ensure_running())
         stack.callback(starting.cancel)
@@ -206,18 +208,18 @@ async def open_rollouts(
         yield Rollouts(dispatcher, rows, engine, info, provider, judging)
 
 
-async def _open_server(run: OpenRun, notify: Notify) -> RolloutServer:
+async def _open_server(run: OpenRun, notify: Notify, head_start: HeadStart | None) -> RolloutServer:
     """A child process with the user's code, or the server that the config names."""
     config, table = run.config, run.config.rollout
     if not table.url:
         notify(f"starting the rollout server with {table.entrypoint}")
-        path = _source(config, table.entrypoint)
+        path = source_of(config.source.parent, table.entrypoint)
         artifacts = str((run.folder / "artifacts").absolute())
         debug_dir = str(config.resolve(table.debug_dir).absolute()) if table.debug_dir else None
         code = UserCode(
             path, table.workflow, table.grader, config.workflow, artifacts_dir=artifacts, debug_dir=debug_dir
         )
-        return UserServer(code, run.folder / "rollout-server.log", withheld=_withheld(config))
+        return UserServer(code, run.folder / "rollout-server.log", _withheld(config), head_start)
     notify(f"asking the rollout server at {table.url}")
     check_reachable(table.url, table.gateway_host)
     key = "" if not table.api_key_env else from_environment("rollout.api_key_env", table.api_key_env)
@@ -253,7 +255,7 @@ async def _open_grading(run: OpenRun, stack: AsyncExitStack, server: RolloutServ
             "rollout.grader_entrypoint is for the server of an agent loop: the one at "
             f"{table.url} is a workflow's, and has its own grader"
         )
-    path = _source(run.config, table.grader_entrypoint)
+    path = source_of(run.config.source.parent, table.grader_entrypoint)
     code = UserCode(path, grader=table.grader, graded_sample=server.sample_id)
     grading = Grading(UserServer(code, run.folder / "grading-server.log"))
     stack.push_async_callback(grading.stop)
@@ -283,14 +285,9 @@ def open_judge(table: JudgeTable, folder: Path, run_folder: Path, *, most: int) 
     return Judging(open_provider(table, folder, most=most, name="judge"), run_folder / "judge.jsonl")
 
 
-def _withheld(config: Config) -> list[str]:
+def _withheld(config: Config) -> frozenset[str]:
     """The variables with the keys of [llm] and [judge]: calls go through gateways, so no agent needs them."""
-    return [table.api_key_env for table in (config.llm, config.judge) if table and table.api_key_env]
-
-
-def _source(config: Config, entrypoint: str) -> str:
-    """The absolute path of a file; a module's name as it is."""
-    return str(config.resolve(entrypoint).resolve()) if entrypoint.endswith(".py") else entrypoint
+    return frozenset(t.api_key_env for t in (config.llm, config.judge) if t and t.api_key_env)
 
 
 def dispatch_settings(config: Config, *, training: bool) -> DispatchSettings:

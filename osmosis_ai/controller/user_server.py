@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import secrets
 import signal
-import sys
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.controller.head_start import HeadStart
 from osmosis_ai.controller.rollout_server import Life, Order, cancel_at, post, workflow_request
+from osmosis_ai.controller.user_process import UserProcess
 from osmosis_ai.errors import EntrypointError, InfrastructureError
 from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
 from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.types import ToolSchema
 
 START_TIMEOUT_SECONDS = 120.0  # importing an agent framework on a busy machine takes seconds
-STOP_TIMEOUT_SECONDS = 5.0
 MAX_STARTS = 5  # a server that dies so often without one rollout coming to a result is given up
 KILLED_FROM_OUTSIDE = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT}  # statuses: out of memory, a person
 
@@ -67,13 +63,19 @@ class UserServer:
     sample_id = DEFAULT_SAMPLE
     one_result = False
 
-    def __init__(self, code: UserCode, log_path: Path, withheld: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        code: UserCode,
+        log_path: Path,
+        withheld: frozenset[str] = frozenset(),
+        head_start: HeadStart | None = None,
+    ) -> None:
         self._code = code
         self._withheld = withheld  # environment variables that the child does not get
+        self._head_start = head_start
         self._log_path = log_path
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: UserProcess | None = None
         self._life = Life()
-        self._ending: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._starts = 0
         self.api_key = secrets.token_urlsafe(24)
@@ -84,7 +86,7 @@ class UserServer:
     async def ensure_running(self) -> Life:
         """Start the server, or start it again after it died (EntrypointError, InfrastructureError)."""
         async with self._starting:
-            if self._process is not None and self._process.returncode is None:
+            if self._process is not None and self._process.status is None:
                 return self._life
             if self._starts >= MAX_STARTS:
                 raise InfrastructureError(
@@ -122,74 +124,39 @@ class UserServer:
         return f"End of {self._log_path}:\n" + "\n".join(f"    {line}" for line in text)
 
     async def stop(self) -> None:
-        if self._process is None or self._process.returncode is not None:
-            return
-        assert self._process.stdin is not None
-        self._process.stdin.close()  # the child leaves when its standard input ends
-        try:
-            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_SECONDS)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-
-    def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name not in self._withheld}
-        return {**kept, "PYTHONUNBUFFERED": "1"}
+        if self._process is not None:
+            await self._process.stop()
 
     async def _start(self) -> None:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self._log_path.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "osmosis_ai.rollout.server",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=self._environment(),
-                start_new_session=True,  # Ctrl-C reaches us alone; we then stop the child in order
-            )
-        self._life = Life()
-        self._ending = asyncio.create_task(_await_end(self._process, self._life))
-        assert self._process.stdin is not None
-        request = self._code.as_request(self.api_key)
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process, self._life = self._new_process(), Life()
+        request, until = self._code.as_request(self.api_key), START_TIMEOUT_SECONDS
         try:
-            ready = await asyncio.wait_for(self._ready_line(), START_TIMEOUT_SECONDS)
+            serving = self._process.serve(request, self._log_path, self._life.end)
+            answer = await asyncio.wait_for(serving, until)
         except TimeoutError:
             await self.stop()
             raise InfrastructureError(
-                f"the rollout server did not start within {START_TIMEOUT_SECONDS:.0f} s.\n{self.log_tail()}"
+                f"the rollout server did not start within {until:.0f} s.\n{self.log_tail()}"
             ) from None
-        if not ready.get("ready"):
+        if not answer:
+            status = await self._process.end()
+            raise InfrastructureError(
+                f"the rollout server ended with status {status} before it was ready.\n{self.log_tail()}"
+            )
+        if not answer.get("ready"):
             await self.stop()
-            raise EntrypointError(str(ready.get("error", "the rollout server did not start")))
-        self.url = f"http://127.0.0.1:{ready['port']}"
-        self.workflow = str(ready.get("workflow", ""))
-        self.max_concurrent = await self._own_limit()
+            raise EntrypointError(str(answer.get("error", "the rollout server did not start")))
+        self.url = f"http://127.0.0.1:{answer['port']}"
+        self.workflow = str(answer.get("workflow", ""))
+        self.max_concurrent = answer.get("max_concurrent")
 
-    async def _ready_line(self) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            with contextlib.suppress(json.JSONDecodeError):
-                message = json.loads(line)
-                if isinstance(message, dict) and "ready" in message:
-                    return message
-        status = await self._process.wait()
-        raise InfrastructureError(
-            f"the rollout server ended with status {status} before it was ready.\n{self.log_tail()}"
+    def _new_process(self) -> UserProcess:
+        """The one that has a head start, once, else a fresh one."""
+        ahead = (
+            None if self._head_start is None else self._head_start.take(self._code.entrypoint, self._withheld)
         )
-
-    async def _own_limit(self) -> int | None:
-        pool = HttpPool()
         try:
-            health = json.loads((await pool.get(f"{self.url}/health", {})).body)
-        finally:
-            await pool.close()
-        limit = health.get("concurrency", {}).get("max_concurrent")
-        return int(limit) if limit else None
-
-
-async def _await_end(process: asyncio.subprocess.Process, life: Life) -> None:
-    life.end(await process.wait())
+            return ahead or UserProcess(self._withheld)
+        except OSError as error:  # no memory, no file descriptor
+            raise InfrastructureError(f"the rollout server did not start: {error}") from error

@@ -28,10 +28,10 @@ from osmosis_ai.gateway.exchange import Exchange
 from osmosis_ai.gateway.identity import Admission, Registry, named_in
 from osmosis_ai.gateway.restoring import Restoring
 from osmosis_ai.gateway.retries import Attempt, fingerprint
-from osmosis_ai.gateway.server import BACKLOG, MAX_BODY_BYTES, MAX_HEAD_BYTES, Connection, HttpServer, Request
 from osmosis_ai.gateway.streams import send_refusal
 from osmosis_ai.gateway.targets import Target
 from osmosis_ai.gateway.terms import DEFAULT_SAMPLE
+from osmosis_ai.lean_server import BACKLOG, MAX_BODY_BYTES, MAX_HEAD_BYTES, Connection, HttpServer, Request
 from osmosis_ai.store.base import Store, TurnStore
 from osmosis_ai.types import ToolSchema, Turn
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from osmosis_ai.gateway.server import JSON, Connection, Request
+from osmosis_ai.lean_server import JSON, Connection, Request
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

@@ -21,9 +21,9 @@ from osmosis_ai.gateway.dialects.base import Dialect
 from osmosis_ai.gateway.identity import Admission
 from osmosis_ai.gateway.notes import write_note
 from osmosis_ai.gateway.retries import Attempt
-from osmosis_ai.gateway.server import Connection
 from osmosis_ai.gateway.streams import Stream, send_refusal
 from osmosis_ai.gateway.targets import Target, own_seed
+from osmosis_ai.lean_server import Connection
 from osmosis_ai.providers.parts import read_parts
 from osmosis_ai.store.base import Native
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from osmosis_ai.gateway.call import Refusal, Reply
 from osmosis_ai.gateway.dialects.base import Dialect, Events
-from osmosis_ai.gateway.server import JSON, Connection
+from osmosis_ai.lean_server import JSON, Connection
 
 _FINAL = JSON + b"x-should-retry: false\r\n"  # the official clients retry 409 and some others unless told
 

@@ -55,6 +55,17 @@ def load_entrypoint(
     several. `workflow_overrides` (the `[workflow]` table of the TOML) are merged over the workflow's config.
     """
     scan = scan_entrypoint(entrypoint)
+    return entrypoint_of(scan, workflow=workflow, grader=grader, workflow_overrides=workflow_overrides)
+
+
+def entrypoint_of(
+    scan: Scan,
+    *,
+    workflow: str | None = None,
+    grader: str | None = None,
+    workflow_overrides: Mapping[str, Any] | None = None,
+) -> Entrypoint:
+    """`load_entrypoint`, of a module that is imported."""
     loop = scan.agent_loop(workflow)
     chosen: type[AgentWorkflow[Any]]
     if loop is None:
@@ -75,11 +86,15 @@ def load_entrypoint(
 
 def load_grader(entrypoint: str, grader: str | None = None) -> tuple[type[Grader[Any]], GraderConfig | None]:
     """The one Grader of `entrypoint`, or its one function with @osmosis_reward as one; and its config."""
-    scan = scan_entrypoint(entrypoint)
+    return grader_of(scan_entrypoint(entrypoint), grader)
+
+
+def grader_of(scan: Scan, grader: str | None = None) -> tuple[type[Grader[Any]], GraderConfig | None]:
+    """`load_grader`, of a module that is imported."""
     found = scan.grader(grader)
     if found is None:
         raise EntrypointError(
-            f"no Grader and no function with @osmosis_reward found in {entrypoint!r}: define one of them"
+            f"no Grader and no function with @osmosis_reward found in {scan.entrypoint!r}: define one of them"
         )
     return found, scan.only(GraderConfig, "grader config")
 

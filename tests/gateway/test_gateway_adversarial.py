@@ -22,8 +22,8 @@ from osmosis_ai.engine.base import Completion
 from osmosis_ai.engine.policy import chat_template
 from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.render import PieceEncoder, TemplateRenderer
-from osmosis_ai.gateway.server import Request
 from osmosis_ai.gateway.targets import PolicyTarget
+from osmosis_ai.lean_server import Request
 from osmosis_ai.train.samples import training_samples
 from osmosis_ai.types import Rollout
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 from waiting import until
 
-from osmosis_ai.gateway import server
-from osmosis_ai.gateway.server import HttpServer
+from osmosis_ai import lean_server as server
 from osmosis_ai.gateway.targets import ProviderTarget
+from osmosis_ai.lean_server import HttpServer
 from osmosis_ai.providers.scripted import ScriptedProvider
 
 BODY = json.dumps({"model": "osmosis-rollout", "messages": [{"role": "user", "content": "hello"}]}).encode()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from osmosis_ai.gateway.server import HttpServer
+from osmosis_ai.lean_server import HttpServer
 
 LIMITS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 RESPONSE = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Za-z ]+\r\n(?:[a-z-]+: [^\r\n]+\r\n)*\r\n")

@@ -76,7 +76,8 @@ async def test_the_child_serves_and_ends_when_its_stdin_does(entrypoint, control
     process, ready = await start(
         entrypoint=entrypoint, workflow_overrides={"answer": 2}, require_grader=True, api_key="k"
     )
-    assert ready == {"ready": True, "port": ready["port"], "workflow": "Noisy", "grader": "Exact"}
+    names = {"workflow": "Noisy", "grader": "Exact"}
+    assert ready == {"ready": True, "port": ready["port"], **names, "max_concurrent": None}
     request = {
         "rollout_id": "17",
         "initial_messages": [],

@@ -1,8 +1,11 @@
 """`python -m osmosis_ai.rollout.server`: how a controller starts user code as a child process.
 
 One JSON line comes in on stdin (see `Start`), one goes out on stdout: `{"ready": true, "port": ...}` or
-`{"ready": false, "error_type": ..., "error": ...}`. Everything that user code prints goes to stderr. The
-process ends when stdin does, so it never outlives its parent.
+`{"ready": false, "error_type": ..., "error": ...}`. Everything that user code prints goes to stderr, and to
+`Start.log_path` when there is one. The process ends when stdin does, so it never outlives its parent.
+
+A parent that knows the entrypoint before all the rest sends a line `{"preload": entrypoint}` first: importing
+an agent framework takes longer than anything that the parent has to do meanwhile.
 """
 
 from __future__ import annotations
@@ -14,8 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 # Nothing phones home; read by LiteLLM and the OpenAI Agents SDK when they are imported.
@@ -23,17 +25,20 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("OPENAI_AGENTS_DISABLE_TRACING", "1")
 
 import orjson
-import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from osmosis_ai import process
 from osmosis_ai.errors import EntrypointError, OsmosisError, UsageError
 from osmosis_ai.rollout.backends.local import LocalBackend
-from osmosis_ai.rollout.discovery import load_entrypoint, load_grader
+from osmosis_ai.rollout.discovery import Scan, entrypoint_of, grader_of, scan_entrypoint
 from osmosis_ai.rollout.finished import FinishedConfig, FinishedWorkflow
-from osmosis_ai.rollout.server.app import create_rollout_server
+from osmosis_ai.rollout.server.desk import Desk, DeskSettings
+from osmosis_ai.rollout.server.lean import LeanServer
+from osmosis_ai.rollout.server.routes import Routes
 
 DRAIN_SECONDS = 1.0  # the parent has closed stdin: it waits for nothing any more
+LONGEST_WAIT_SECONDS = 30.0  # for a result
+PRELOAD = b'{"preload":'
 
 
 class Start(BaseModel):
@@ -49,17 +54,27 @@ class Start(BaseModel):
     graded_sample: str | None = None  # grade only: conversations held elsewhere, as this sample
     host: str = "127.0.0.1"
     api_key: str | None = None
-    artifacts_dir: str | None = None  # folder for the files of rollouts, one folder each
+    artifacts_dir: Path | None = None  # absolute folder for the files of rollouts, one folder each
     debug_dir: str | None = None  # folder for what they log
+    log_path: str | None = None  # where from now on goes what went to stderr, and what it has got so far
 
 
 def main() -> None:
     process.raise_file_limit()
     reply = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what user code prints, in Python or below it, is not part of the protocol
+    line = sys.stdin.buffer.readline()
+    preloaded: Scan | OsmosisError | None = None
+    if line.startswith(PRELOAD):
+        preloaded = _preload(line)
+        line = sys.stdin.buffer.readline()
+    if not line:
+        os._exit(0)  # the parent wants nothing any more
     try:
-        start = Start.model_validate_json(sys.stdin.readline())
-        backend = _backend(start)
+        start = Start.model_validate_json(line)
+        if start.log_path is not None:
+            _log_to(start.log_path)
+        backend = _backend(start, _scan(start, preloaded))
         listener = _listen(start)
     except (OsmosisError, ValidationError, OSError) as error:
         _say(reply, {"ready": False, "error_type": type(error).__name__, "error": str(error)})
@@ -67,14 +82,45 @@ def main() -> None:
     process.spare_what_is_loaded()
     port = listener.getsockname()[1]
     names = {"workflow": backend.workflow_name, "grader": backend.grader_name}
-    _say(reply, {"ready": True, "port": port, **names})
-    _serve(backend, start, listener)
-    os._exit(0)  # threads that user code blocks must not hold up the end
+    _say(reply, {"ready": True, "port": port, **names, "max_concurrent": backend.max_concurrency or None})
+    with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
+        runner.run(_serve(backend, start, listener))
+        os._exit(0)  # neither threads that user code blocks nor its tasks hold up the end
 
 
-def _backend(start: Start) -> LocalBackend:
+def _preload(line: bytes) -> Scan | OsmosisError:
+    """What is wrong is said when the parent asks for a start."""
+    try:
+        return scan_entrypoint(orjson.loads(line)["preload"])
+    except OsmosisError as error:
+        return error
+
+
+def _scan(start: Start, preloaded: Scan | OsmosisError | None) -> Scan:
+    if isinstance(preloaded, OsmosisError):
+        raise preloaded
+    if preloaded is not None and preloaded.entrypoint == start.entrypoint:
+        return preloaded
+    return scan_entrypoint(start.entrypoint)
+
+
+def _log_to(path: str) -> None:
+    """From now on what is printed goes to the end of the file, and what was printed until now before it."""
+    until_now = os.dup(2)
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(log, 2)
+    os.dup2(log, 1)
+    os.close(log)
+    os.lseek(until_now, 0, os.SEEK_SET)
+    while text := os.read(until_now, 2**16):
+        os.write(2, text)
+    os.ftruncate(until_now, 0)  # the parent reads what is left here when we do not get so far
+    os.close(until_now)
+
+
+def _backend(start: Start, scan: Scan) -> LocalBackend:
     if start.graded_sample is not None:
-        grader, grader_config = load_grader(start.entrypoint, start.grader)
+        grader, grader_config = grader_of(scan, start.grader)
         return LocalBackend(
             workflow=FinishedWorkflow,
             workflow_config=FinishedConfig(sample_id=start.graded_sample),
@@ -82,8 +128,8 @@ def _backend(start: Start) -> LocalBackend:
             grader_config=grader_config,
             debug_dir=start.debug_dir,
         )
-    found = load_entrypoint(
-        start.entrypoint,
+    found = entrypoint_of(
+        scan,
         workflow=start.workflow,
         grader=start.grader,
         workflow_overrides=start.workflow_overrides,
@@ -122,41 +168,25 @@ def _say(reply: Any, message: dict[str, Any]) -> None:
     reply.write(orjson.dumps(message) + b"\n")
 
 
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # the handlers are those of `_serve`
-
-
-def _serve(backend: LocalBackend, start: Start, listener: socket.socket) -> None:
-    app = create_rollout_server(
-        backend=backend,
-        api_key=start.api_key,
-        drain_seconds=DRAIN_SECONDS,
-        artifacts_dir=start.artifacts_dir,
-    )
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,
-        backlog=4096,
-        timeout_keep_alive=120,  # longer than the controller's pool, so that it closes first
-        timeout_graceful_shutdown=1,
-    )
-    server = _Server(config)
+async def _serve(backend: LocalBackend, start: Start, listener: socket.socket) -> None:
+    """Until stdin ends, or SIGTERM."""
+    desk = Desk(backend, DeskSettings(artifacts_root=start.artifacts_dir))
+    server = LeanServer(Routes(desk, api_key=start.api_key, longest_wait_seconds=LONGEST_WAIT_SECONDS))
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
     def watch_parent() -> None:
         while sys.stdin.buffer.read(4096):
             pass
-        server.should_exit = True
+        loop.call_soon_threadsafe(ended.set)
 
     # Ctrl-C in a terminal reaches this process too; the parent decides what it means.
     signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    loop.add_signal_handler(signal.SIGTERM, ended.set)
     threading.Thread(target=watch_parent, name="osmosis-parent", daemon=True).start()
-    with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
-        runner.run(server.serve(sockets=[listener]))
+    await server.start(listener)
+    await ended.wait()
+    await desk.drain(DRAIN_SECONDS)
+    await server.stop()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as the gateway needs it: whole requests in, whole answers or streams out.
+"""HTTP/1.1 as the gateway and the rollout server need it: whole requests in, whole answers or streams out.
 
 The parser is httptools' (llhttp). A general server makes a task, a scope and several dictionaries for each
 request, and a second task to learn that the client went away. Here a request is handed on as soon as it is
@@ -339,7 +339,7 @@ class HttpServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:  # no file descriptors are left
-                logger.error("the gateway cannot accept a connection: %s", error)
+                logger.error("cannot accept a connection: %s", error)
                 loop.remove_reader(self._listener.fileno())
                 loop.call_later(1.0, self._listen_again)
                 return

@@ -1,0 +1,75 @@
+"""The user's code is imported while the command still reads its configuration and imports its own parts.
+
+An agent framework takes most of the time until the first rollout begins. It needs to know one thing: which
+file is the entrypoint. So that is read first, by no more than the TOML parser, and a process begins with it.
+What is wrong with the configuration is found meanwhile, and ends the process again.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from osmosis_ai.controller.user_process import UserProcess
+
+Tables = dict[str, dict[str, Any]]
+
+
+class HeadStart:
+    """A process that imports an entrypoint; ended on the way out of the block unless somebody has taken it.
+
+    Without an entrypoint there is none, and who wants one makes their own.
+    """
+
+    def __init__(self, entrypoint: str = "", withheld: frozenset[str] = frozenset()) -> None:
+        self._of = (entrypoint, withheld)
+        self._process: UserProcess | None = None
+        if entrypoint:
+            with suppress(OSError):  # who needs the process says so
+                self._process = UserProcess(withheld)
+                self._process.preload(entrypoint)
+
+    @classmethod
+    def of_config(cls, path: Path, overrides: Mapping[str, Any]) -> HeadStart:
+        """With what the TOML file names as entrypoint and as keys, if it can be read; see `load_config`."""
+        try:
+            tables = _with(tomllib.loads(path.read_text(encoding="utf-8")), overrides)
+            entrypoint = source_of(path.parent, tables["rollout"]["entrypoint"])
+            named = {tables.get(name, {}).get("api_key_env") for name in ("llm", "judge")}
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
+            return cls()  # what is wrong is found where the configuration is read as a whole
+        return cls(entrypoint, frozenset(filter(None, named)))
+
+    def take(self, entrypoint: str, withheld: frozenset[str]) -> UserProcess | None:
+        """The process, once, if it has been made with these."""
+        if self._of != (entrypoint, withheld):
+            return None
+        process, self._process = self._process, None
+        return process
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+
+def _with(tables: Tables, overrides: Mapping[str, Any]) -> Tables:
+    for dotted, value in overrides.items():
+        table, key = dotted.split(".")
+        tables.setdefault(table, {})[key] = value
+    return tables
+
+
+def source_of(folder: Path, entrypoint: str) -> str:
+    """The absolute path of a file that a configuration in `folder` names; a module's name as it is."""
+    if not entrypoint.endswith(".py"):
+        return entrypoint
+    return str((folder / entrypoint).expanduser().resolve())

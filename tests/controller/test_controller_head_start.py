@@ -1,0 +1,140 @@
+"""The user's code is imported while the command still reads its configuration, once, in one process."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from osmosis_ai.controller.head_start import HeadStart
+from osmosis_ai.controller.user_server import UserCode, UserServer
+from osmosis_ai.errors import EntrypointError, InfrastructureError
+
+AGENT = """
+import os
+from pathlib import Path
+
+from osmosis_ai.rollout import AgentWorkflow, Grader
+
+print("imported with", os.environ.get("MODEL_KEY"), os.environ.get("OTHER"))
+with Path(__file__).with_name("imports").open("a") as file:
+    file.write(f"{os.getpid()} ")
+
+
+class Workflow(AgentWorkflow):
+    async def run(self, ctx): ...
+
+
+class Exact(Grader):
+    async def grade(self, ctx): ...
+"""
+CONFIG = """
+[rollout]
+entrypoint = "agent.py"
+[llm]
+api_key_env = "MODEL_KEY"
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.setenv("MODEL_KEY", "secret")
+    monkeypatch.setenv("OTHER", "kept")
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "eval.toml").write_text(CONFIG)
+    return tmp_path
+
+
+def server(project: Path, head_start: HeadStart, withheld: frozenset[str] = frozenset({"MODEL_KEY"})):
+    code = UserCode(str(project / "agent.py"))
+    return UserServer(code, project / "log", withheld, head_start)
+
+
+async def served(one: UserServer) -> None:
+    await one.ensure_running()
+    await one.stop()
+
+
+def imports(project: Path) -> list[str]:
+    return (project / "imports").read_text().split()
+
+
+def is_running(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_what_was_imported_ahead_is_served_and_what_it_printed_is_in_the_log(project):
+    with HeadStart.of_config(project / "eval.toml", {}) as head_start:
+        asyncio.run(served(server(project, head_start)))
+    assert len(imports(project)) == 1
+    assert (project / "log").read_text() == "imported with None kept\n"
+
+
+def test_a_server_that_wants_other_keys_withheld_makes_its_own_process(project):
+    with HeadStart.of_config(project / "eval.toml", {"llm.api_key_env": ""}) as head_start:
+        asyncio.run(served(server(project, head_start)))
+    assert "imported with None kept\n" in (project / "log").read_text()
+    assert "secret" not in (project / "log").read_text()
+
+
+def test_the_process_is_served_once_and_the_next_life_has_one_of_its_own(project):
+    async def twice() -> None:
+        one = server(project, head_start)
+        await served(one)
+        await served(one)
+
+    with HeadStart.of_config(project / "eval.toml", {}) as head_start:
+        asyncio.run(twice())
+    assert len(set(imports(project))) == 2
+    assert (project / "log").read_text() == 2 * "imported with None kept\n"
+
+
+def test_a_process_that_nobody_takes_is_gone_after_the_block(project):
+    with HeadStart.of_config(project / "eval.toml", {}) as head_start:
+        assert head_start._process is not None
+        pid = head_start._process._process.pid
+    assert not is_running(str(pid))
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("[rollout", {}),
+        ("rollout = 3", {}),
+        ("[rollout]\nentrypoint = 3", {}),
+        ("[rollout]\nurl = 'http://127.0.0.1:9'", {}),
+        ("llm = 3\n[rollout]\nentrypoint = 'agent.py'", {}),
+        (CONFIG, {"rollout.entrypoint": ""}),
+    ],
+)
+def test_nothing_begins_without_an_entrypoint_that_can_be_read(project, text, overrides):
+    (project / "eval.toml").write_text(text)
+    with HeadStart.of_config(project / "eval.toml", overrides) as head_start:
+        assert head_start._process is None
+
+
+def test_a_file_that_is_not_there_begins_nothing(project):
+    assert HeadStart.of_config(project / "missing.toml", {})._process is None
+
+
+def test_what_is_wrong_with_the_code_is_said_as_without_a_head_start(project):
+    (project / "agent.py").write_text("print('so far')\nraise ValueError('boom')")
+    with (
+        HeadStart.of_config(project / "eval.toml", {}) as head_start,
+        pytest.raises(EntrypointError, match=r"agent\.py:2: raise ValueError\('boom'\)"),
+    ):
+        asyncio.run(served(server(project, head_start)))
+    assert (project / "log").read_text() == "so far\n"
+
+
+def test_code_that_ends_the_process_while_it_is_imported_leaves_its_last_words(project):
+    (project / "agent.py").write_text("import os\nos.write(2, b'last words')\nos._exit(7)")
+    with (
+        HeadStart.of_config(project / "eval.toml", {}) as head_start,
+        pytest.raises(InfrastructureError, match=r"ended with status 7 before it was ready(?s:.)*last words"),
+    ):
+        asyncio.run(served(server(project, head_start)))
