@@ -13,7 +13,7 @@ def public(module: object) -> set[str]:
 def test_the_package_itself_promises_its_version_and_its_folders():
     folders = {
         "cli", "config", "controller", "datasets", "engine", "errors", "eval", "findings", "gateway",
-        "lean_http", "process", "providers", "pytest_plugin", "rewards", "rollout", "store",
+        "lean_http", "lean_server", "process", "providers", "pytest_plugin", "rewards", "rollout", "store",
         "toml_places", "train", "types",
     }  # fmt: skip
     assert public(osmosis_ai) <= folders
