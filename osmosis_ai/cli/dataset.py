@@ -22,7 +22,7 @@ FILE = click.argument("file", type=click.Path(path_type=Path))
 def validate(file: Path, as_json: bool) -> None:
     """Read FILE from end to end and say everything that is wrong with it. Exit code 2 when something is."""
     display = Display(as_json=as_json)
-    about = _about(open_dataset(file))
+    about = _about(open_dataset(file, strict=True))
     display.data({"event": "dataset", "path": str(file), **about})
     display.out(
         f"{file}: {about['rows']} rows, {about['labels']} with a label, "

@@ -19,8 +19,11 @@ class Finding:
     problems: list[str]
 
 
-def to_row(columns: dict[str, Any], index: int, *, from_text: bool) -> Row | Finding:
-    """Check and convert one item. `from_text`: all values are strings (CSV), and an empty one is absent."""
+def to_row(columns: dict[str, Any], index: int, from_text: bool, strict: bool = False) -> Row | Finding:
+    """Check and convert one item. `from_text`: all values are strings (CSV), and an empty one is absent.
+
+    `strict` refuses halves of surrogate pairs, too: legal in JSON, but no character.
+    """
     problems: list[str] = []
     known, extra = _split(columns, problems)
     if from_text:
@@ -30,6 +33,8 @@ def to_row(columns: dict[str, Any], index: int, *, from_text: bool) -> Row | Fin
     prompt = _prompt(known, columns, problems)
     label = _label(known, problems)
     metadata = _metadata(known.get("metadata"), extra, problems)
+    if strict:
+        problems += _halves({**known, **extra})
     if problems:
         return Finding(problems)
     return Row(index, prompt, label, metadata)
@@ -103,6 +108,31 @@ def _metadata(value: Any, extra: dict[str, Any], problems: list[str]) -> dict[st
     if both:
         problems.append(f"{both[0]!r} is a column and also a key of metadata; rename one")
     return {**value, **extra}
+
+
+def _halves(columns: dict[str, Any]) -> list[str]:
+    first = {name: _first_half(name) or _first_half(value) for name, value in columns.items()}
+    return [
+        f"{_shown(name)} has half of a surrogate pair, {half}: it is no character, so the row cannot be "
+        "sent. Write both halves (\\ud83d\\ude00 is one character), or take it out"
+        for name, half in first.items()
+        if half is not None
+    ]
+
+
+def _first_half(value: Any) -> str | None:
+    """As an escape of JSON; None: there is none in the value."""
+    if isinstance(value, dict):
+        return next((half for pair in value.items() for half in map(_first_half, pair) if half), None)
+    if isinstance(value, list):
+        return next((half for half in map(_first_half, value) if half), None)
+    if isinstance(value, str) and not value.isascii():
+        return next((f"\\u{ord(letter):04x}" for letter in value if "\ud800" <= letter <= "\udfff"), None)
+    return None
+
+
+def _shown(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _kind(value: object) -> str:

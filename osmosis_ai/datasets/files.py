@@ -52,8 +52,11 @@ class Dataset:
             raise DatasetError(f"{self.path} has lost rows since the run began: row {index} is not there")
 
 
-def open_dataset(path: Path | str, selection: Selection | None = None) -> Dataset:
+def open_dataset(path: Path | str, selection: Selection | None = None, *, strict: bool = False) -> Dataset:
     """Check the selected rows of a file, all of them, before anything runs on the first.
+
+    `strict` is for looking at a file: it refuses texts, too, that no request can carry. In a run they cost
+    their own row its results, and no other.
 
     Columns, in any letter case: `user_prompt` (required), `system_prompt`, `ground_truth` or `label`,
     `metadata`; all others go to the row's metadata. `Row.index` is the position in the whole file, from 0.
@@ -71,7 +74,7 @@ def open_dataset(path: Path | str, selection: Selection | None = None) -> Datase
         if position != index:
             continue
         index = next(wanted, None)
-        problems = _problems(path, item, position)
+        problems = _problems(path, item, position, strict)
         num_findings += len(problems)
         findings += problems[: MAX_FINDINGS - len(findings)]
     if findings:
@@ -111,17 +114,17 @@ def _refuse_nothing(path: Path, selection: Selection, num_rows: int) -> None:
         raise DatasetError(f"{path} has the rows 0 to {num_rows - 1}; there is no row {beyond[0]}")
 
 
-def _row(path: Path, item: Item, index: int) -> Row:
+def _row(path: Path, item: Item, index: int, strict: bool = False) -> Row:
     number, columns = item
-    row = columns if isinstance(columns, Finding) else to_row(columns, index, from_text=_is_csv(path))
+    row = columns if isinstance(columns, Finding) else to_row(columns, index, _is_csv(path), strict)
     if isinstance(row, Finding):
         raise DatasetError("\n".join(f"{path}:{number}: {problem}" for problem in row.problems))
     return row
 
 
-def _problems(path: Path, item: Item, index: int) -> list[str]:
+def _problems(path: Path, item: Item, index: int, strict: bool) -> list[str]:
     try:
-        _row(path, item, index)
+        _row(path, item, index, strict)
     except DatasetError as error:
         return str(error).split("\n")
     return []

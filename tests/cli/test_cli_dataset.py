@@ -21,12 +21,14 @@ def test_validate_says_what_is_there(bench):
 
 
 def test_validate_says_everything_that_is_wrong(bench):
-    (bench.root / "bad.jsonl").write_text('{"user_prompt": 1}\nx\n')
+    (bench.root / "bad.jsonl").write_text('{"user_prompt": 1}\nx\n{"user_prompt": "\\ud83d"}\n')
     done = bench.run("dataset", "validate", "bad.jsonl")
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines() == [
         "error: bad.jsonl:1: user_prompt must be a string, got the number 1",
         "bad.jsonl:2: not JSON: Expecting value at column 1",
+        "bad.jsonl:3: user_prompt has half of a surrogate pair, \\ud83d: it is no character, so the row "
+        "cannot be sent. Write both halves (\\ud83d\\ude00 is one character), or take it out",
     ]
 
 

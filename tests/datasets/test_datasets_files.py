@@ -221,6 +221,32 @@ def test_everything_wrong_is_said_at_once_with_file_and_line(write):
     ]
 
 
+def test_half_of_a_surrogate_pair_is_found_where_a_file_is_looked_at_and_a_run_takes_it(write):
+    half = "\ud83d"
+    rows = [
+        {"user_prompt": "😀"},
+        {"user_prompt": half, "é": [{half: 1}]},
+        {"user_prompt": 5, "label": "\udfff"},
+    ]
+    path = write(jsonl(*rows))
+    with pytest.raises(DatasetError) as caught:
+        open_dataset(path, strict=True)
+    found = [line.removeprefix(str(path)) for line in str(caught.value).splitlines()]
+    why = (
+        "it is no character, so the row cannot be sent. Write both halves (\\ud83d\\ude00 is one character), "
+    )
+    assert found == [
+        f":2: user_prompt has half of a surrogate pair, \\ud83d: {why}or take it out",
+        f":2: é has half of a surrogate pair, \\ud83d: {why}or take it out",
+        ":3: user_prompt must be a string, got the number 5",
+        f":3: label has half of a surrogate pair, \\udfff: {why}or take it out",
+    ]
+    assert [row.prompt[0]["content"] for row in load_rows(path, limit=2)] == ["😀", half]
+    in_csv = write('user_prompt,metadata\nq,"{""a"": ""\\ud83d""}"\n', "a.csv")
+    with pytest.raises(DatasetError, match=r"a\.csv:2: metadata has half of a surrogate pair"):
+        open_dataset(in_csv, strict=True)
+
+
 def test_after_twenty_findings_the_rest_is_counted(write):
     found = findings(write("x\n" * 33))
     assert len(found) == 21
