@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 
 from osmosis_ai.errors import StoreError
-from osmosis_ai.store.base import Amendment, RolloutFilter, RunRecord, RunSummary
+from osmosis_ai.store.base import Amendment, RolloutFilter, RunRecord, RunSummary, name_of
 from osmosis_ai.store.packing import (
     Content,
     digest,
@@ -145,6 +145,12 @@ def read_run(row: Record) -> RunRecord:
     return RunRecord(
         run_id, kind, state, created_at, json.loads(identity), json.loads(config), error, amendments
     )
+
+
+def read_names(db: apsw.Connection) -> dict[str, str]:
+    """Run id -> the name that was asked for."""
+    rows = db.execute("SELECT run_id, config FROM run")
+    return {run_id: name_of(run_id, json.loads(config)) for run_id, config in rows}
 
 
 def read_summaries(db: apsw.Connection) -> list[RunSummary]:

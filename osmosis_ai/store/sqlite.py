@@ -25,7 +25,7 @@ import apsw
 from osmosis_ai.errors import StoreError
 from osmosis_ai.store.admissions import SqliteAdmissions
 from osmosis_ai.store.appending import not_next, prove_parent, status_of
-from osmosis_ai.store.base import Native, RolloutFilter, RunRecord, RunState, RunSummary, StepRecord, name_of
+from osmosis_ai.store.base import Native, RolloutFilter, RunRecord, RunState, RunSummary, StepRecord
 from osmosis_ai.store.columns import (
     INSERT_NEXT_TURN,
     MESSAGES_OF_ROLLOUT,
@@ -36,6 +36,7 @@ from osmosis_ai.store.columns import (
     RecordedTurn,
     pack_sample,
     pack_turn,
+    read_names,
     read_rollouts,
     read_run,
     read_summaries,
@@ -124,11 +125,7 @@ class SqliteStore:
         return await self._read(work)
 
     async def run_names(self) -> dict[str, str]:
-        def work(db: apsw.Connection) -> dict[str, str]:
-            rows = db.execute("SELECT run_id, config FROM run")
-            return {run_id: name_of(run_id, json.loads(config)) for run_id, config in rows}
-
-        return await self._read(work)
+        return await self._read(read_names)
 
     async def list_runs(self) -> list[RunSummary]:
         return await self._read(read_summaries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,16 +28,31 @@ class Workspace:
         if not path.startswith("run:"):
             return (base / path).expanduser()
         name = path.removeprefix("run:")
-        number = 1
-        while (self.run_folder(numbered(name, number + 1)) / "policy").is_dir():
-            number += 1
-        folder = self.run_folder(numbered(name, number)) / "policy"
-        if not folder.is_dir():
+        numbers = numbers_of(name, self._run_names()) or [1]
+        folders = [self.run_folder(numbered(name, number)) / "policy" for number in reversed(numbers)]
+        learnt = next((folder for folder in folders if folder.is_dir()), None)
+        if learnt is None:
             raise UsageError(
-                f"policy.path = {path!r}: there is no folder {folder}. "
+                f"policy.path = {path!r}: there is no folder {folders[0]}. "
                 f"Has the run {name!r} been trained to its end?"
             )
-        return folder
+        return learnt
+
+    def _run_names(self) -> dict[str, str]:
+        """Run id -> the name that was asked for; nothing where there is no database."""
+        if not self.database.exists():
+            return {}
+        import apsw
+
+        from osmosis_ai.store.columns import read_names
+        from osmosis_ai.store.schema import open_readonly
+        from osmosis_ai.store.writer import store_error
+
+        try:
+            with closing(open_readonly(self.database)) as db:
+                return read_names(db)
+        except apsw.Error as error:
+            raise store_error(self.database, error) from error
 
 
 def numbered(name: str, number: int) -> str:
@@ -44,11 +60,16 @@ def numbered(name: str, number: int) -> str:
     return name if number == 1 else f"{name}-{number}"
 
 
-def newest_number(name: str, names: Mapping[str, str]) -> int:
-    """The highest number that a run of the name has; 0 without one. `names` maps run ids to names.
+def numbers_of(name: str, names: Mapping[str, str]) -> list[int]:
+    """The numbers of a name's runs, rising. `names` maps run ids to names.
 
-    "a" among a-3 of a, b of b, a-2026 of a-2026 -> 3: runs that were deleted leave gaps, and what was given
-    a name that ends in a number is none of these.
+    "a" among a and a-3 of a, b of b, a-2026 of a-2026 -> [1, 3]: runs that were deleted leave gaps, and what
+    was given a name that ends in a number is none of these.
     """
     rests = [run_id.removeprefix(f"{name}-") for run_id, named in names.items() if named == name]
-    return max((int(rest) for rest in rests if rest.isdecimal()), default=int(name in names))
+    return [1] * (name in names) + sorted(int(rest) for rest in rests if rest.isdecimal())
+
+
+def newest_number(name: str, names: Mapping[str, str]) -> int:
+    """The highest number that a run of the name has; 0 without one."""
+    return max(numbers_of(name, names), default=0)

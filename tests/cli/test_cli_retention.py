@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 
 from osmosis_ai.controller.opening import run_id_of
+from osmosis_ai.errors import UsageError
 from osmosis_ai.store.base import RunRecord, RunSummary
 from osmosis_ai.store.retention import Retention, delete_runs
 from osmosis_ai.store.schema import open_writable
@@ -119,3 +120,28 @@ async def test_a_name_goes_on_with_its_newest_run_after_older_ones_were_deleted(
     assert await run_id_of(store, "a", fresh=False) == "a-3"
     assert await run_id_of(store, "a", fresh=True) == "a-4"
     await store.close()
+
+
+async def test_the_policy_of_a_name_is_its_newest_runs_whichever_others_were_deleted(tmp_path):
+    workspace = Workspace(tmp_path)
+    first = made(workspace, "a")
+    assert workspace.policy_folder("run:a", tmp_path) == first, "without a database, too"
+    store = SqliteStore(workspace.database)
+    for run_id in ("a", "a-2", "a-3", "a-4", "a-2026"):
+        named = "a-2026" if run_id == "a-2026" else "a"
+        await store.create_run(RunRecord(run_id, "train", "done", 1.0, {}, {"run": {"name": named}}))
+    await store.close()
+    learnt = {
+        run_id: made(workspace, run_id) for run_id in ("a-2", "a-3", "a-2026")
+    }  # a-4 has not come so far
+    delete_runs(workspace, ["a-2"])
+    assert workspace.policy_folder("run:a", tmp_path) == learnt["a-3"]
+    assert workspace.policy_folder("run:a-2026", tmp_path) == learnt["a-2026"]
+    with pytest.raises(UsageError, match="Has the run 'b' been trained to its end"):
+        workspace.policy_folder("run:b", tmp_path)
+
+
+def made(workspace, run_id):
+    folder = workspace.run_folder(run_id) / "policy"
+    folder.mkdir(parents=True)
+    return folder
