@@ -164,6 +164,18 @@ async def test_a_second_post_of_the_same_id_runs_nothing_twice(controller):
     assert len(controller.received) == 2
 
 
+async def test_another_body_with_the_id_of_a_rollout_is_refused_and_changes_nothing(controller):
+    async with serving() as client:
+        await client.post("/rollout", json=body(controller))
+        running = await client.post("/rollout", json=body(controller, label="another"))
+        await controller.wait_for(2)
+        ended = await client.post("/rollout", json=body(controller, label="another"))
+        same = await client.post("/rollout", json=dict(reversed(body(controller).items())))
+        assert [reply.status for reply in (running, ended, same)] == [409, 409, 202]
+        assert (await running.json())["detail"].startswith("there is another rollout '17' here: a request with")
+    assert (RUNS, len(controller.received)) == ([("17", "llm-key")], 2)
+
+
 async def test_many_rollouts_at_once(controller):
     async with serving() as client:
         for n in range(100):

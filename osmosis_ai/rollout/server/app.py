@@ -1,6 +1,6 @@
 """`create_rollout_server`: rollouts over HTTP, admitted at once, reported by callbacks or fetched by polling.
 
-POST /rollout                202   run a workflow (and its grader); the same id again runs nothing twice
+POST /rollout                202   run a workflow (and its grader); the same again runs nothing twice
 GET  /rollout/{id}/status          queued, running, grading, success, failure, cancelled
 GET  /rollout/{id}/result?wait=30  the result as soon as there is one, else the status after `wait` seconds
 POST /rollout/cancel               by ids, by prefix, or all

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ class Entry:
     """A rollout that was admitted. The task is held here: asyncio itself keeps only a weak reference."""
 
     request: RolloutInitRequest
+    fingerprint: int  # of the request: a repeated one is known by it
     status: RolloutStatus = RolloutStatus.QUEUED
     task: asyncio.Task[None] | None = None
     working: bool = True  # its workflow has not ended: it has a slot of the backend, or waits for one
@@ -93,6 +94,7 @@ class Entry:
 class Ended:
     """What an ended rollout came to."""
 
+    fingerprint: int  # of the request
     status: RolloutStatus
     result: bytes | None  # None: not kept any more
     expires: float  # time.monotonic() until which the result is kept
@@ -114,15 +116,18 @@ class Desk:
     # --- what the routes ask for
 
     def admit(self, request: RolloutInitRequest) -> None:
-        """Start the rollout, once: a repeated id gets the same answer and no second run."""
-        rollout_id = request.rollout_id
-        if rollout_id in self._running or rollout_id in self._ended:
+        """Start the rollout, once: a repeated request gets the same answer and no second run."""
+        rollout_id, fingerprint = request.rollout_id, hash(request.model_dump_json())
+        known = self._running.get(rollout_id) or self._ended.get(rollout_id)
+        if known is not None and known.fingerprint == fingerprint:
             return
+        if known is not None:
+            raise _taken(rollout_id)
         self._check_callbacks(request)
         if self._draining:
             raise _shutting_down()
         self._check_queue()
-        entry = Entry(request)
+        entry = Entry(request, fingerprint)
         self._running[rollout_id] = entry
         self._working += 1
         entry.task = asyncio.create_task(self._run(entry), name=f"rollout-{rollout_id}")
@@ -291,7 +296,7 @@ class Desk:
         rollout_id, now = entry.request.rollout_id, time.monotonic()
         self._running.pop(rollout_id, None)
         expires = now + self._settings.result_retention_seconds
-        self._ended[rollout_id] = Ended(entry.status, entry.result, expires)
+        self._ended[rollout_id] = Ended(entry.fingerprint, entry.status, entry.result, expires)
         entry.over.set()
         if entry.delivered:
             self._delivered[rollout_id] = None
@@ -311,7 +316,7 @@ class Desk:
     def _drop_result(self, rollout_id: str) -> None:
         ended = self._ended.get(rollout_id)
         if ended is not None:
-            self._ended[rollout_id] = Ended(ended.status, None, ended.expires)
+            self._ended[rollout_id] = replace(ended, result=None)
 
     # --- reports
 
@@ -355,6 +360,14 @@ def _completion(request: RolloutInitRequest, result: ExecutionResult) -> Rollout
         err_message=result.err_message,
         err_category=result.err_category,
         samples={} if result.succeeded else result.samples,
+    )
+
+
+def _taken(rollout_id: str) -> Refused:
+    return Refused(
+        409,
+        f"there is another rollout {rollout_id!r} here: a request with this id and another body came before. "
+        "Give each rollout an id of its own; a request that is sent again must be the same",
     )
 
 
