@@ -20,7 +20,7 @@ demo: $(READY)  ## train the calculator agent and show that it learnt
 	$(BIN)/python examples/calculator/demo.py
 
 test: $(READY)  ## all tests but the slow proofs
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 proofs: $(READY)  ## slow: many kills, five seeds
 	$(BIN)/python -m pytest -q -m slow

@@ -23,6 +23,22 @@ ABOUT_A_POLICY = [
     "gateway/test_gateway_adversarial.py",
 ]
 collect_ignore_glob = ABOUT_A_POLICY if MISSING else []
+# These begin first, so that every worker has something short to end with. The first makes a policy of its own
+# while another worker makes the one that most of the others share.
+LONG = [
+    "e2e/test_e2e_two_agents.py",
+    "e2e/",
+    "cli/test_cli_every_command.py",
+    "gateway/test_gateway_durability.py",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        name = item.nodeid.removeprefix("tests/")
+        return next((number for number, long in enumerate(LONG) if name.startswith(long)), len(LONG))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from pathlib import Path
 
 import pytest
-from e2e_bench import CALCULATOR, RECORD, SFT, Bench
+from e2e_bench import SFT, Bench, teach
 
 
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """Recorded, made and fine-tuned once per test session, by the commands that a user would type."""
-    bench = Bench(tmp_path_factory.mktemp("taught"))
-    rows = (CALCULATOR / "data" / "train.jsonl").read_text().splitlines()[:4]
-    (bench.folder / "four.jsonl").write_text("\n".join(rows) + "\n")
-    bench.write("record.toml", RECORD)
-    bench.write("sft.toml", SFT)
-    bench.osmosis("eval", "run", "record.toml")
-    bench.osmosis("policy", "new", "start", "--from-run", "record", "--hidden-size", "32", "--layers", "2")
-    bench.osmosis("train", "run", "sft.toml")
-    return bench
+    """Made once per test session: by the first worker that needs it, while the others wait."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    folder, is_made = shared / "taught", shared / "taught.is_made"
+    with (shared / "taught.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not is_made.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed half-way
+            folder.mkdir()
+            teach(Bench(folder), rows=4, sft=SFT)
+            is_made.touch()
+    return Bench(folder)
 
 
 @pytest.fixture

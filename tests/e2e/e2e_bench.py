@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from osmosis_ai.cli.main import main
 
 CALCULATOR = Path(__file__).parents[2] / "examples" / "calculator"
 TABLES = """
@@ -70,14 +76,29 @@ class Bench:
         return self.folder / "ws"
 
     def osmosis(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "osmosis_ai", *arguments, "--workspace", str(self.workspace)]
+        """The command in a process of its own."""
+        command = [sys.executable, "-m", "osmosis_ai", *self._whole(arguments)]
         done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=180)
         if check and done.returncode:
             raise AssertionError(f"{arguments} exited with {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return done
 
+    def here(self, *arguments: str) -> str:
+        """What the command prints; in this process, where torch has been imported already."""
+        shown = StringIO()
+        whole = mock.patch.object(sys, "argv", ["osmosis", *self._whole(arguments)])
+        with chdir(self.folder), whole, redirect_stdout(shown):
+            try:
+                main()
+            except SystemExit as ended:
+                assert not ended.code, f"{arguments} exited with {ended.code}:\n{shown.getvalue()}"
+        return shown.getvalue()
+
     def lines(self, *arguments: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.osmosis(*arguments, "--json").stdout.splitlines()]
+        return [json.loads(line) for line in self.here(*arguments, "--json").splitlines()]
+
+    def _whole(self, arguments: Sequence[str]) -> list[str]:
+        return [*arguments, "--workspace", str(self.workspace)]
 
     def write(self, name: str, text: str, **values: str) -> Path:
         known = {
@@ -88,6 +109,17 @@ class Bench:
         path = self.folder / name
         path.write_text(text.format(**{**known, **values}))
         return path
+
+
+def teach(bench: Bench, rows: int, sft: str, **values: str) -> None:
+    """Record, make and fine-tune a very small policy, by the commands that a user would type."""
+    lines = (CALCULATOR / "data" / "train.jsonl").read_text().splitlines()[:rows]
+    (bench.folder / "four.jsonl").write_text("\n".join(lines) + "\n")
+    bench.write("record.toml", RECORD, **values)
+    bench.write("sft.toml", sft, **values)
+    bench.here("eval", "run", "record.toml")
+    bench.here("policy", "new", "start", "--from-run", "record", "--hidden-size", "32", "--layers", "2")
+    bench.here("train", "run", "sft.toml")
 
 
 def start(bench: Bench, *arguments: str) -> subprocess.Popen[str]:

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from e2e_bench import CALCULATOR, RECORD, SFT, TABLES, Bench
+from e2e_bench import CALCULATOR, SFT, TABLES, Bench, teach
 
 TWO_AGENTS = CALCULATOR.parent / "two_agents"
 AGENTS = {"entrypoint": str(TWO_AGENTS / "workflow.py"), "script": str(TWO_AGENTS / "scripted.py")}
@@ -16,13 +16,7 @@ AGENTS = {"entrypoint": str(TWO_AGENTS / "workflow.py"), "script": str(TWO_AGENT
 def two_agents(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A very small policy that has learnt both agents' format by heart, from two rows."""
     bench = Bench(tmp_path_factory.mktemp("two_agents"))
-    rows = (CALCULATOR / "data" / "train.jsonl").read_text().splitlines()[:2]
-    (bench.folder / "four.jsonl").write_text("\n".join(rows) + "\n")
-    bench.write("record.toml", RECORD, **AGENTS)
-    bench.write("sft.toml", SFT.replace("steps = 90", "steps = 70"), **AGENTS)
-    bench.osmosis("eval", "run", "record.toml")
-    bench.osmosis("policy", "new", "start", "--from-run", "record", "--hidden-size", "32", "--layers", "2")
-    bench.osmosis("train", "run", "sft.toml")
+    teach(bench, rows=2, sft=SFT.replace("steps = 90", "steps = 70"), **AGENTS)
     bench.write("train.toml", TABLES, **AGENTS)
     return bench
 

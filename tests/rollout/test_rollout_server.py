@@ -172,7 +172,7 @@ async def test_another_body_with_the_id_of_a_rollout_is_refused_and_changes_noth
         ended = await client.post("/rollout", json=body(controller, label="another"))
         same = await client.post("/rollout", json=dict(reversed(body(controller).items())))
         assert [reply.status for reply in (running, ended, same)] == [409, 409, 202]
-        assert (await running.json())["detail"].startswith("there is another rollout '17' here: a request with")
+        assert (await running.json())["detail"].startswith("there is another rollout '17' here: ")
     assert (RUNS, len(controller.received)) == ([("17", "llm-key")], 2)
 
 
