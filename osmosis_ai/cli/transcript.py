@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from osmosis_ai.eval.conversations import conversations_of, model_seconds, reasoning_of
 from osmosis_ai.types import Message, Rollout, Turn
 
 
@@ -19,27 +20,26 @@ def transcript(rollout: Rollout) -> str:
     Under each answer: seconds from the call to its answer, tokens of prompt and completion, why it ended.
     """
     reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
-    seconds = sum(turn.latency_ms for turn in rollout.turns) / 1000
     lines = [
         f"rollout {rollout.rollout_id}  row {rollout.row_index}  {rollout.status.value}  {reward}  "
         f"{len(rollout.turns)} turns  {rollout.sampled_tokens} sampled tokens  "
-        f"{rollout.duration_seconds:.2f} s, model calls {seconds:.2f} s"
+        f"{rollout.duration_seconds:.2f} s, model calls {model_seconds(rollout):.2f} s"
     ]
     if rollout.reason:
         lines.append(f"  reason: {printable(rollout.reason)}")
-    for leaf in _leaves(rollout.turns):
-        path = _path(leaf, rollout.turns)
+    for conversation in conversations_of(rollout):
+        leaf = conversation.leaf
         version = "" if leaf.policy_version is None else f"  policy version {leaf.policy_version}"
         sample = rollout.samples.get(leaf.sample_id)
         note = "" if sample is None or sample.reward is None else f"  reward {sample.reward:g}"
-        lines.append(f"  sample {printable(leaf.sample_id)}{note}{version}{_branch(path)}")
+        branch = f"  branch: {conversation.branch}" if conversation.branch else ""
+        lines.append(f"  sample {printable(leaf.sample_id)}{note}{version}{branch}")
         if sample is not None and sample.metrics:
             lines += _block("metrics", ["  ".join(f"{k} {v:g}" for k, v in sample.metrics.items())])
-        answers = {len(turn.messages): turn for turn in path}  # by their place in the conversation
-        for position, message in enumerate([*leaf.messages, leaf.response]):
+        for position, message in enumerate(conversation.messages):
             lines += message_lines(message)
-            if position in answers:
-                lines.append(f"    {'':>9} |   {_timing(answers[position])}")
+            if position in conversation.turns:
+                lines.append(f"    {'':>9} |   {_timing(conversation.turns[position])}")
     return "\n".join(lines)
 
 
@@ -47,26 +47,6 @@ def _timing(turn: Turn) -> str:
     tokens = f"{turn.prompt_tokens} + {turn.completion_tokens} tokens"
     malformed = f", {turn.malformed_tool_calls} malformed tool calls" if turn.malformed_tool_calls else ""
     return f"[{turn.latency_ms / 1000:.2f} s, {tokens}, {printable(turn.finish_reason)}{malformed}]"
-
-
-def _leaves(turns: list[Turn]) -> list[Turn]:
-    parents = {turn.parent for turn in turns}
-    return [turn for turn in turns if turn.ordinal not in parents]
-
-
-def _path(leaf: Turn, turns: list[Turn]) -> list[Turn]:
-    """The turns of the conversation that ends with `leaf`, the latest first."""
-    by_ordinal = {turn.ordinal: turn for turn in turns}
-    path = [leaf]
-    while (parent := path[-1].parent) is not None and parent in by_ordinal:
-        path.append(by_ordinal[parent])
-    return path
-
-
-def _branch(path: list[Turn]) -> str:
-    """Why this conversation does not continue what was there before it."""
-    reasons = [turn.branch_reason for turn in reversed(path) if turn.branch_reason]
-    return f"  branch: {', '.join(reasons)}" if reasons else ""
 
 
 def message_lines(message: Message) -> list[str]:
@@ -82,16 +62,6 @@ def message_lines(message: Message) -> list[str]:
 def _block(who: str, texts: list[str]) -> list[str]:
     lines = [line for text in texts if text for line in printable(text).splitlines()]
     return [f"    {who if i == 0 else '':>9} | {line}".rstrip() for i, line in enumerate(lines)]
-
-
-def reasoning_of(message: Message) -> str:
-    """What the model wrote for itself, in whichever field its endpoint puts it; "" where there is none."""
-    for key in ("reasoning_content", "reasoning"):
-        if isinstance(text := message.get(key), str) and text:
-            return text
-    blocks = message.get("thinking_blocks")
-    parts = [block.get("thinking") for block in blocks or [] if isinstance(block, dict)]
-    return "\n".join(part for part in parts if isinstance(part, str))
 
 
 def _text(content: Any) -> str:

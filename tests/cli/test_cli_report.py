@@ -69,6 +69,9 @@ def test_it_says_the_figures_and_holds_every_conversation(bench):
         {"role": "tool", "text": "2"},
         {"role": "assistant", "text": "row 1 by a"},
     ]
+    assert [answer[0] for answer in conversation["answers"]] == [4, 2], "places of the two answers"
+    assert conversation["answers"][0][1:] == [0.013, 6, 2, "stop", 0]
+    assert chunk["rollouts"][1]["seconds"] == [0.25, 0.025]
     assert chunk["rollouts"][3]["reason"] == "Exact.grade raised ValueError: boom"
 
 
@@ -203,10 +206,12 @@ def hostile_page() -> bytes:
                 "reward": 1.0,
                 "metrics": {EVIL: 1},
                 "policyVersion": 0,
-                "finish": EVIL,
+                "branch": EVIL,
+                "answers": [[0, 0.5, 1, 2, EVIL, 3]],
                 "messages": [0, 1],
             }
         ],
+        "seconds": [0.5, 0.25],
     }
     messages = [
         {"role": EVIL, "text": EVIL, "reasoning": EVIL, "calls": [[EVIL, EVIL]]},
@@ -239,6 +244,9 @@ async def test_hostile_text_runs_nothing_loads_nothing_and_is_shown_as_it_is(tmp
         await tab.until("document.querySelectorAll('.transcript').length === 0")  # the list was made anew
         await tab.evaluate("document.querySelector('#list button').click()")
         assert await tab.evaluate("document.querySelectorAll('.message pre')[1].textContent") == EVIL
+        assert await tab.evaluate("document.querySelector('.message pre.reasoning').textContent") == EVIL
+        under = f"0.50 s · 1 + 2 tokens · {EVIL} · 3 malformed tool calls"
+        assert await tab.evaluate("document.querySelector('.timing').textContent") == under
         assert await tab.evaluate("document.querySelectorAll('mark').length") > 0
         assert await tab.evaluate("document.querySelectorAll('img, [onload], [onerror], b > *').length") == 0
         assert await tab.evaluate("typeof window.pwned") == "undefined"
@@ -294,9 +302,11 @@ async def test_ten_thousand_rows_open_in_two_seconds(tmp_path):
     for start in range(0, 10_000, 100):
         numbers = range(start, start + 100)
         messages = [{"role": "assistant", "text": f"answer {n} " + "of many words " * 80} for n in numbers]
-        conversation = {"name": "s", "reward": 1.0, "metrics": {}, "policyVersion": None, "finish": "stop"}
+        conversation = {"name": "s", "reward": 1.0, "metrics": {}, "policyVersion": None, "branch": ""}
+        conversation["answers"] = [[0, 0.5, 5, 80, "stop", 0]]
+        shared = {"reason": "", "seconds": [1.0, 0.5]}
         rollouts = [
-            {"id": f"r{n}", "reason": "", "conversations": [{**conversation, "messages": [n - start]}]}
+            {"id": f"r{n}", **shared, "conversations": [{**conversation, "messages": [n - start]}]}
             for n in numbers
         ]
         chunks.append({"messages": messages, "rollouts": rollouts})

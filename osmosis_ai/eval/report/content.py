@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import UsageError
+from osmosis_ai.eval.conversations import Conversation, conversations_of, model_seconds, reasoning_of
 from osmosis_ai.eval.report.charts import (
     Chart,
     Curve,
@@ -277,22 +278,45 @@ class _Chunk:
         plain: dict[str, Any] = {
             "id": rollout.rollout_id,
             "reason": self._redact(rollout.reason),
-            "conversations": [self._conversation(*one) for one in _conversations(rollout)],
+            "seconds": [round(rollout.duration_seconds, 3), round(model_seconds(rollout), 3)],
+            "conversations": [self._conversation(rollout, one) for one in conversations_of(rollout)]
+            or [self._sample(name, sample) for name, sample in rollout.samples.items()],
         }
         if row is not None:
             plain["label"] = None if row.label is None else self._redact(row.label)
             plain["metadata"] = self._redact.json(row.metadata or {})
         self._rollouts.append(plain)
 
-    def _conversation(
-        self, name: str, messages: Sequence[Message], sample: Sample | None, leaf: Turn | None
+    def _conversation(self, rollout: Rollout, one: Conversation) -> dict[str, Any]:
+        """`answers`: [place among the messages, seconds, prompt tokens, completion tokens, finish, ...]"""
+        return {
+            **self._sample(one.leaf.sample_id, rollout.samples.get(one.leaf.sample_id), one.messages),
+            "policyVersion": one.leaf.policy_version,
+            "branch": self._redact(one.branch),
+            "answers": [[place, *self._answer(turn)] for place, turn in one.turns.items()],
+        }
+
+    def _answer(self, turn: Turn) -> list[Any]:
+        return [
+            round(turn.latency_ms / 1000, 3),
+            turn.prompt_tokens,
+            turn.completion_tokens,
+            self._redact(turn.finish_reason),
+            turn.malformed_tool_calls,
+        ]
+
+    def _sample(
+        self, name: str, sample: Sample | None, messages: Sequence[Message] | None = None
     ) -> dict[str, Any]:
+        if messages is None:
+            messages = [] if sample is None else sample.messages
         return {
             "name": self._redact(name),
             "reward": None if sample is None else sample.reward,
             "metrics": {} if sample is None else sample.metrics,
-            "policyVersion": None if leaf is None else leaf.policy_version,
-            "finish": "" if leaf is None else leaf.finish_reason,
+            "policyVersion": None,
+            "branch": "",
+            "answers": [],
             "messages": [self._number(message) for message in messages],
         }
 
@@ -307,25 +331,12 @@ class _Chunk:
         """{"role", "text", "reasoning", "calls": [[name, arguments]]}; what is empty is left out."""
         calls = [_call(call) for call in message.get("tool_calls") or []]
         plain: dict[str, Any] = {"role": self._redact(str(message.get("role", "?")))}
-        reasoning = message.get("reasoning_content") or message.get("reasoning")
-        for key, text in (("text", _words(message)), ("reasoning", reasoning)):
+        for key, text in (("text", _words(message)), ("reasoning", reasoning_of(message))):
             if text:
-                plain[key] = self._redact(text if isinstance(text, str) else json.dumps(text))
+                plain[key] = self._redact(text)
         if calls:
             plain["calls"] = [[self._redact(name), self._redact(arguments)] for name, arguments in calls]
         return plain
-
-
-def _conversations(rollout: Rollout) -> list[tuple[str, list[Message], Sample | None, Turn | None]]:
-    """Every branch as the gateway recorded it, or the samples where no turn was."""
-    if not rollout.turns:
-        return [(name, sample.messages, sample, None) for name, sample in rollout.samples.items()]
-    parents = {turn.parent for turn in rollout.turns}
-    leaves = [turn for turn in rollout.turns if turn.ordinal not in parents]
-    return [
-        (leaf.sample_id, [*leaf.messages, leaf.response], rollout.samples.get(leaf.sample_id), leaf)
-        for leaf in leaves
-    ]
 
 
 def _call(call: Any) -> tuple[str, str]:

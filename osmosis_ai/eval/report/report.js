@@ -2,6 +2,7 @@
 // The list of rollouts and their conversations. Text of a run reaches the page as text nodes only.
 (() => {
   const ROW = 0, STEP = 1, ATTEMPT = 2, STATUS = 3, REWARD = 4, TURNS = 5, TOKENS = 6, SECONDS = 7, PROMPT = 8;
+  const PLACE = 0, TIME = 1, GIVEN = 2, SAMPLED = 3, FINISH = 4, MALFORMED = 5; // of an answer
   const PAGE = 60; // list entries that are put on the page at a time
   const byId = (id) => document.getElementById(id);
   const data = JSON.parse(byId("index").textContent);
@@ -82,13 +83,14 @@
     const from = chunk(Math.floor(number / data.chunk));
     const rollout = from.rollouts[number % data.chunk];
     const box = element("div", "transcript");
-    box.append(element("div", "soft", rollout.id));
+    box.append(element("div", "soft", rollout.id + " · " + seconds(rollout.seconds[0]) + ", model calls " + seconds(rollout.seconds[1])));
     if (rollout.reason) box.append(element("pre", "bad", rollout.reason));
     if (rollout.label !== undefined && rollout.label !== null) box.append(element("div", "soft", "label: " + rollout.label));
     if (rollout.metadata && Object.keys(rollout.metadata).length) box.append(element("div", "soft", "metadata: " + JSON.stringify(rollout.metadata)));
     for (const conversation of rollout.conversations) {
       box.append(element("h3", "", heading(conversation)));
-      for (const index of conversation.messages) box.append(message(from.messages[index]));
+      const answers = new Map(conversation.answers.map((answer) => [answer[PLACE], answer]));
+      conversation.messages.forEach((index, place) => box.append(message(from.messages[index], answers.get(place))));
     }
     return box;
   }
@@ -98,21 +100,31 @@
     if (conversation.reward !== null) parts.push("reward " + short(conversation.reward));
     for (const [name, value] of Object.entries(conversation.metrics)) parts.push(name + " " + value);
     if (conversation.policyVersion !== null) parts.push("policy version " + conversation.policyVersion);
-    if (conversation.finish) parts.push("ended by " + conversation.finish);
+    if (conversation.branch) parts.push("branch: " + conversation.branch);
     return parts.join(" · ");
   }
 
   const ROLES = new Set(["system", "user", "assistant", "tool", "developer"]); // a role is text of a run too
 
-  function message(one) {
+  function message(one, answer) {
     const box = element("div", "message " + (ROLES.has(one.role) ? one.role : ""));
     const words = element("div");
     if (one.reasoning) words.append(block("reasoning", one.reasoning));
     if (one.text || !(one.calls || one.reasoning)) words.append(block("", one.text || ""));
     for (const [name, given] of one.calls || []) words.append(block("call", name + "(" + given + ")"));
+    if (answer) words.append(element("div", "timing", timing(answer)));
     box.append(element("div", "role", one.role), words);
     return box;
   }
+
+  // Under each answer: from the call to its answer, tokens of the prompt and of the answer, why it ended.
+  function timing(answer) {
+    const parts = [seconds(answer[TIME]), answer[GIVEN] + " + " + answer[SAMPLED] + " tokens", answer[FINISH]];
+    if (answer[MALFORMED]) parts.push(answer[MALFORMED] + " malformed tool calls");
+    return parts.join(" · ");
+  }
+
+  const seconds = (number) => number.toFixed(2) + " s";
 
   function block(className, text) {
     const made = element("pre", className);
