@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import sys
+from collections.abc import Callable
 from enum import Enum
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from osmosis_ai.controller.opening import prices_of
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.budget import RunBudget
 from osmosis_ai.eval.plan import PILOT, Expected, Plan
+from osmosis_ai.providers.prices import as_dollars
 
 NO_CONSENT = (
     "{to_do} rollouts of {model} cost money ([llm] input_price, output_price), and nobody can be asked here: "
@@ -80,7 +82,7 @@ def plan_text(plan: Plan, config: Config) -> str:
     done = f", {plan.done:,} of {plan.rollouts:,} done" if plan.done else ""
     lines = [("rollouts", f"{plan.to_do:,} to do ({rows}{done}), {plan.at_once} at once")]
     if plan.tokens is not None and plan.to_do:
-        lines.append(("tokens", _amount(plan.tokens, "{:,.0f}")))
+        lines.append(("tokens", _amount(plan.tokens, "{:,.0f}".format)))
         lines.append(("cost", _cost(plan)))
     if plan.seconds is not None and plan.to_do:
         lines.append(("time", _time(plan.seconds)))
@@ -90,17 +92,17 @@ def plan_text(plan: Plan, config: Config) -> str:
     return "\n".join(["plan", *(f"  {name:<8}  {text}".rstrip() for name, text in lines)])
 
 
-def _amount(amount: Expected, form: str) -> str:
+def _amount(amount: Expected, shown: Callable[[float], str]) -> str:
     if amount.low is None or amount.high is None:
-        return form.format(amount.total)
-    return f"{form.format(amount.total)} [{form.format(amount.low)}, {form.format(amount.high)}]"
+        return shown(amount.total)
+    return f"{shown(amount.total)} [{shown(amount.low)}, {shown(amount.high)}]"
 
 
 def _cost(plan: Plan) -> str:
     if plan.dollars is None:
         return "unknown: give llm.input_price and llm.output_price, 0 for what costs nothing"
-    spent = "" if plan.dollars_spent is None else f", ${plan.dollars_spent:.2f} spent so far"
-    return _amount(plan.dollars, "${:,.2f}") + spent
+    spent = "" if plan.dollars_spent is None else f", {as_dollars(plan.dollars_spent)} spent so far"
+    return _amount(plan.dollars, as_dollars) + spent
 
 
 def _time(seconds: Expected) -> str:

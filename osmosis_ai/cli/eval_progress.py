@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from osmosis_ai.cli.display import NARROW, Display, Failures, first_line
 from osmosis_ai.eval.statistics import wilson_interval
+from osmosis_ai.providers.prices import as_dollars
 from osmosis_ai.types import Outcome, Rollout
 
 REST_OF_LINE = {True: 31, False: 45}  # columns of the bar (True: a short one), its label and the clock
@@ -85,7 +86,7 @@ class EvalProgress:
             by_status = "  ".join(f"{count} {status}" for status, count in self._failed.most_common())
             yield by_status, f"{self._failed.total()} failed"
         if (dollars := self._dollars()) is not None:
-            yield (f"${dollars:.2f}",)
+            yield (as_dollars(dollars),)
         if throttled := self._throttled():
             yield f"{throttled} answers said 'too many requests'", f"{throttled} x 429"
         if not self._binary:

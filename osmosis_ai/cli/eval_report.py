@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from osmosis_ai.cli.display import Display, first_line
 from osmosis_ai.eval.tally import EvalReport, Spread
+from osmosis_ai.providers.prices import as_dollars
 
 PER_ROLLOUT = {  # figure of the report -> its name here and how it is written
     "turns": ("turns", "{:,.1f}"),
@@ -55,7 +56,7 @@ def _taken(report: EvalReport) -> Iterator[str]:
     """Turns, tokens, time, cost and what went wrong with tools."""
     seconds = "" if report.seconds_per_turn is None else f" of {report.seconds_per_turn:.2f} s"
     tokens = f"{report.prompt_tokens:,} prompt and {report.completion_tokens:,} completion tokens"
-    cost = "" if report.dollars is None else f", {dollars(report.dollars)}"
+    cost = "" if report.dollars is None else f", {as_dollars(report.dollars)}"
     yield f"  {report.turns:,} turns{seconds}, {tokens}{cost}"
     if report.turns:  # a dead endpoint leaves a table of zeros
         yield f"  {'per rollout':<14}{'mean':>9}{'median':>9}{'95%':>9}"
@@ -78,11 +79,6 @@ def _how_to_go_on(report: EvalReport) -> str:
     return "the same command runs the rest when the cause is mended"
 
 
-def dollars(amount: float) -> str:
-    """$12.35; of less than ten dollars, $0.0123"""
-    return f"${amount:,.2f}" if amount >= 10 else f"${amount:.4f}"
-
-
 def by_text(column: str, reports: Mapping[str, EvalReport]) -> str:
     """A line for each value of a metadata column: rows, mean reward, and what a rollout of it takes."""
     width = max(map(len, reports))
@@ -94,7 +90,7 @@ def by_text(column: str, reports: Mapping[str, EvalReport]) -> str:
             "no reward" if report.mean is None else str(report.mean),
             *(f"{figure} {spread.mean:,.1f}" for figure, spread in report.per_rollout.items()),
             *([f"{report.tool_errors} tool errors"] if report.tool_errors else []),
-            *([dollars(report.dollars)] if report.dollars is not None else []),
+            *([as_dollars(report.dollars)] if report.dollars is not None else []),
             *([f"{failed} failed"] if failed else []),
         ]
         lines.append("  ".join(parts).replace("model_seconds", "model"))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from osmosis_ai.providers.prices import NOTHING, Prices, Usage, cost
+from osmosis_ai.providers.prices import NOTHING, Prices, Usage, as_dollars, cost
 from osmosis_ai.types import Outcome
 
 
@@ -48,7 +48,7 @@ class Spending:
         """Which budget is spent, and the way out; "" while there is something left."""
         budget, dollars = self.budget, self.dollars
         if budget.dollars is not None and dollars is not None and dollars >= budget.dollars:
-            return _spent("run_dollars", f"{budget.dollars:g}", f"${dollars:.2f}")
+            return _spent("run_dollars", f"{budget.dollars:g}", as_dollars(dollars))
         if budget.tokens is not None and self.usage.tokens >= budget.tokens:
             return _spent("run_tokens", str(budget.tokens), f"{self.usage.tokens:,} tokens")
         return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from osmosis_ai.gateway.call import Refusal
-from osmosis_ai.providers.prices import Prices, Usage, cost
+from osmosis_ai.providers.prices import Prices, Usage, as_dollars, cost
 
 TOKENS_SPENT = "token_budget_spent"
 DOLLARS_SPENT = "dollar_budget_spent"
@@ -39,11 +39,11 @@ class Budget:
                 code=TOKENS_SPENT,
             )
         if self.dollars is not None and self.prices is not None:
-            dollars = cost(spent, self.prices)
-            if dollars >= self.dollars:
+            paid = cost(spent, self.prices)
+            if paid >= self.dollars:
                 raise Refusal(
                     403,
-                    f"the rollout has spent ${dollars:.4f} and its budget is ${self.dollars:g} "
+                    f"the rollout has spent {as_dollars(paid)} and its budget is {as_dollars(self.dollars)} "
                     "(budget.rollout_dollars): no further call is answered",
                     code=DOLLARS_SPENT,
                 )

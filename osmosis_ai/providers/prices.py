@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -66,3 +67,14 @@ def cost(usage: Usage, prices: Prices) -> float:
         + usage.completion_tokens * prices.output
     )
     return in_millionths / TOKENS_PER_PRICE
+
+
+def as_dollars(amount: float) -> str:
+    """With cents; below a dollar with three significant digits.
+
+    1234.5 -> $1,234.50    0.4 -> $0.40    0.00041236 -> $0.000412
+    """
+    if not 0 < amount < 1:
+        return f"${amount:,.2f}"
+    digits = f"{amount:.{2 - math.floor(math.log10(amount))}f}".rstrip("0")
+    return f"${digits}" if len(digits) > len("0.00") else f"${amount:.2f}"

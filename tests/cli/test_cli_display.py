@@ -123,6 +123,11 @@ def test_every_result_is_a_line_when_piped_and_none_with_json(capsys: pytest.Cap
     ]
 
 
+def test_a_live_line_shows_small_costs():
+    progress = EvalProgress(Display(as_json=False), 5, dollars=lambda: 0.00041)
+    assert "  $0.00041  " in progress._line() + "  "
+
+
 def test_a_live_line_says_the_most_important_first_and_keeps_to_its_columns():
     rate, failed = "pass 0.50 [0.10, 0.90]", ("3 workflow_timeout", "3 failed")
     parts = [("12/988",), (rate,), failed, ("$0.42",), ("1,204 tok/s",)]

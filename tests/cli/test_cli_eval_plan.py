@@ -88,6 +88,15 @@ def test_the_plan_is_a_table_with_intervals_and_says_when_a_budget_will_not_do()
     ]
 
 
+def test_a_plan_of_small_money_has_digits_enough():
+    plan = Plan(
+        rollouts=20, done=8, pilot=8, at_once=2, tokens=Expected(1200, 1100, 1300),
+        dollars=Expected(0.0123, 0.00981, 0.0149), seconds=None, dollars_spent=0.0004, tokens_spent=800,
+    )  # fmt: skip
+    shown = plan_text(plan, config(prices=PRICES))
+    assert "  cost      $0.0123 [$0.00981, $0.0149], $0.0004 spent so far" in shown.splitlines()
+
+
 def test_tokens_that_are_spent_already_count_against_the_budget_of_the_plan():
     plan = Plan(
         rollouts=20, done=10, pilot=10, at_once=2, tokens=Expected(1_200_000, 1_100_000, 1_300_000),

@@ -1,6 +1,8 @@
 """What tokens cost, with numbers that can be checked by hand."""
 
-from osmosis_ai.providers.prices import Prices, Usage, cost, usage_of
+import pytest
+
+from osmosis_ai.providers.prices import Prices, Usage, as_dollars, cost, usage_of
 from osmosis_ai.types import Turn
 
 
@@ -22,3 +24,14 @@ def test_without_a_price_of_their_own_cached_tokens_cost_what_the_others_do():
 def test_the_tokens_of_turns_are_added_up_with_what_was_cached_of_them():
     turns = [turn(5, 2, {"temperature": 0.3}), turn(9, 4, {"cached_tokens": 5})]
     assert usage_of(turns) == Usage(prompt_tokens=14, completion_tokens=6, cached_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [
+        (0, "$0.00"), (1234.5, "$1,234.50"), (1, "$1.00"), (0.9999, "$1.00"), (0.4, "$0.40"), (0.42, "$0.42"),
+        (0.01, "$0.01"), (0.0004, "$0.0004"), (0.00041236, "$0.000412"), (3e-6, "$0.000003"),
+    ],
+)  # fmt: skip
+def test_an_amount_below_a_dollar_is_shown_with_three_significant_digits(amount, shown):
+    assert as_dollars(amount) == shown
