@@ -48,7 +48,7 @@ class Request:
     """A request, whole."""
 
     method: str
-    target: bytes  # path and query, as they were sent
+    target: bytes  # path and query
     headers: dict[bytes, bytes]  # names in lower case; of two with one name the latter
     keep_alive: bool
     chunked: bool  # whether its client reads a body in chunks: HTTP/1.1
@@ -267,7 +267,7 @@ class Connection(asyncio.Protocol):
         http_1_1 = parser.get_http_version() == "1.1"
         request = Request(
             "" if problem == 400 else parser.get_method().decode("ascii"),
-            arriving.target,
+            arriving.target if arriving.target[:1] == b"/" else _origin_form(arriving.target),
             arriving.headers,
             keep_alive=not problem and http_1_1 and parser.should_keep_alive(),
             chunked=problem == 400 or http_1_1,
@@ -289,6 +289,19 @@ class Connection(asyncio.Protocol):
     def _begin(self, request: Request) -> None:
         self._request = request
         self._server.handle(request, self)
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Path and query of what clients send to proxies, and may send to anybody (RFC 9112, 3.2.2).
+
+    http://host:80/v1/models?a=1 -> /v1/models?a=1    http://host?a=1 -> /?a=1    * -> *
+    """
+    scheme, _, rest = target.partition(b"://")
+    if not rest or scheme.lower() not in (b"http", b"https"):
+        return target
+    authority = min(rest.partition(b"/")[0], rest.partition(b"?")[0], key=len)
+    path = rest[len(authority) :]
+    return path if path[:1] == b"/" else b"/" + path
 
 
 class HttpServer:

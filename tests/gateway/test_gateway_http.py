@@ -107,6 +107,19 @@ async def test_a_request_may_come_in_any_pieces_and_in_chunks(http):
     assert (http.requests[0].path, http.requests[0].headers[b"x-name"]) == ("/a b", b"v")
 
 
+@pytest.mark.parametrize(
+    ("sent", "target"),
+    [
+        (b"http://gateway:80/v1/a%20b?c=/d", b"/v1/a%20b?c=/d"), (b"HTTPS://[::1]:9/", b"/"),
+        (b"http://gateway", b"/"), (b"http://gateway?c=1", b"/?c=1"), (b"/http://x", b"/http://x"),
+    ],
+)  # fmt: skip
+async def test_a_target_in_the_form_for_proxies_is_its_path_and_query(http, sent, target):
+    await http.send(b"GET " + sent + b" HTTP/1.1\r\nhost: gateway\r\n\r\n")
+    assert (await http.read())[0] == "HTTP/1.1 200 OK"
+    assert http.requests[0].target == target
+
+
 async def test_a_client_that_waits_for_leave_to_send_its_body_gets_it(http):
     await http.send(b"POST / HTTP/1.1\r\ncontent-length: 2\r\nexpect: 100-continue\r\n\r\n")
     assert await http.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
