@@ -94,26 +94,35 @@ class HttpPool:
         self._connect_seconds = connect_seconds
 
     async def post(
-        self, url: str, headers: Mapping[str, str], body: bytes, reader: Reader | None = None
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        reader: Reader | None = None,
+        *,
+        seconds: float | None = None,
     ) -> Reply:
         """The response, whatever its status. Raises OSError when there is none, and sends nothing twice.
 
-        `BrokenOffError` is the OSError of a request that had been sent. There is no limit of time but that
-        of connecting; cancelling the call closes its connection.
+        `BrokenOffError` is the OSError of a request that had been sent; TimeoutError is one, too, when there
+        is no connection in time, or not the whole response within `seconds` after the request was sent
+        (None: however long it takes). Cancelling the call closes its connection.
         """
         length = b"Content-Length: %d\r\n\r\n" % len(body)
         target = _target(url)
         request = b"POST " + target.head + _header_lines(headers) + length + body
-        return await self._exchange(target, request, reader)
+        return await self._exchange(target, request, reader, seconds)
 
     async def get(self, url: str, headers: Mapping[str, str]) -> Reply:
         """As `post`."""
         target = _target(url)
-        return await self._exchange(target, b"GET " + target.head + _header_lines(headers) + b"\r\n", None)
+        return await self._exchange(target, b"GET " + target.head + _header_lines(headers) + b"\r\n")
 
-    async def _exchange(self, target: _Target, request: bytes, reader: Reader | None) -> Reply:
+    async def _exchange(
+        self, target: _Target, request: bytes, reader: Reader | None = None, seconds: float | None = None
+    ) -> Reply:
         connection = self._take(target.origin) or await _connect(target.origin, self._connect_seconds)
-        reply = await connection.exchange(request, reader)
+        reply = await connection.exchange(request, reader, seconds)
         if connection.reusable:
             self._give_back(target.origin, connection)
         else:
@@ -199,11 +208,14 @@ class _Connection(asyncio.Protocol):
         self._read: Read | None = None
         self._has_all = False
 
-    async def exchange(self, request: bytes, reader: Reader | None) -> Reply:
+    async def exchange(self, request: bytes, reader: Reader | None, seconds: float | None) -> Reply:
+        loop = asyncio.get_running_loop()
         self.reusable = False
         self._reader = reader
-        self._waiting = asyncio.get_running_loop().create_future()
+        self._waiting = loop.create_future()
         self._transport.write(request)
+        # Not `asyncio.timeout`, which costs four times as much as this.
+        deadline = None if seconds is None else loop.call_later(seconds, self._late, seconds)
         try:
             return await self._waiting
         except BaseException:
@@ -211,6 +223,11 @@ class _Connection(asyncio.Protocol):
             raise
         finally:
             self._waiting = None
+            if deadline is not None:
+                deadline.cancel()
+
+    def _late(self, seconds: float) -> None:
+        self._fail(TimeoutError(f"no whole response within {seconds:g} s"))
 
     def close(self) -> None:
         self.reusable = False

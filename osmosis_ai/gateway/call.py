@@ -37,6 +37,9 @@ class SamplingWish:
     tools_allowed: bool = True  # False: tool_choice "none", the completion is text whatever it looks like
 
 
+NO_WISH = SamplingWish()  # of calls to a provider, which gets the parameters as they came
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCall:
     """One LLM call: what the agent wants answered."""

@@ -94,6 +94,10 @@ class Work:
     task: asyncio.Task[list[Reply]] = field(init=False)
 
 
+_NO_IDS: array[int] = array("I")
+_NO_LOGPROBS: array[float] = array("d")
+
+
 @dataclass(frozen=True, slots=True)
 class KeptTurn:
     """A recorded turn without its lists of tokens, which a long rollout could not afford to keep.
@@ -110,6 +114,8 @@ class KeptTurn:
 
     @classmethod
     def of(cls, turn: Turn, parent_tokens: int) -> KeptTurn:
+        if not turn.prompt_ids and not turn.completion_ids:  # an external model's
+            return cls(turn, _NO_IDS, _NO_IDS, _NO_LOGPROBS, 0)
         return cls(
             replace(turn, prompt_ids=[], completion_ids=[], logprobs=[]),
             array("I", turn.prompt_ids[parent_tokens:]),

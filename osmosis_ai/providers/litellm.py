@@ -27,6 +27,7 @@ PARAMS = frozenset(
         "reasoning_effort", "verbosity", "user",
     }
 )  # fmt: skip
+_JSON = {b"content-type": b"application/json"}
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ class LiteLLMProvider:
         # LiteLLM raises its own kinds for what an API answered, and anything at all for what it cannot read.
         except Exception as error:
             return self._failure(error)
-        return Reply(self._name, 200, "application/json", None, document=document)
+        return Reply(self._name, 200, _JSON, document=document)
 
     async def _plain(self, body: Mapping[str, Any]) -> dict[str, Any]:
         response = await self._litellm.acompletion(**body, **self._options)
@@ -164,14 +165,15 @@ class LiteLLMProvider:
         elif isinstance(error, kinds.ContentPolicyViolationError):
             code = "content_filter"
         status = getattr(error, "status_code", None)
-        headers = getattr(getattr(error, "response", None), "headers", None) or {}
+        answered = getattr(getattr(error, "response", None), "headers", None) or {}
+        retry_after = answered.get("retry-after")
+        headers = _JSON if retry_after is None else {**_JSON, b"retry-after": str(retry_after).encode()}
         text = str(error) or type(error).__name__
         document = {"error": {"code": code if isinstance(code, str) else None, "message": text}}
         return Reply(
             url=self._name,
             status=status if isinstance(status, int) and status != 200 else 500,
-            content_type="application/json",
-            retry_after=headers.get("retry-after"),
+            headers=headers,
             body=orjson.dumps(document),
         )
 

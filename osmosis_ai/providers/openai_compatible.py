@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from osmosis_ai.lean_http import BrokenOffError, HttpPool, Read
 from osmosis_ai.providers.base import OnText, ProviderAnswer, ProviderRequest, ProviderState
 from osmosis_ai.providers.breaker import BreakerPolicy
 from osmosis_ai.providers.patience import Patience, RetryPolicy, Try, UnreachableError
-from osmosis_ai.providers.reply import Reply
+from osmosis_ai.providers.reply import Reply, content_type
 from osmosis_ai.providers.streamed import StreamedAnswer, StreamedError
 from osmosis_ai.providers.traffic import DEFAULT_MOST
 
@@ -41,7 +40,7 @@ class _Call:
         """Who reads the answer: a stream is read as it comes."""
         self.streamed = None
         self.pieces.clear()
-        if self.on_text is None or status != 200 or _content_type(headers) != "text/event-stream":
+        if self.on_text is None or status != 200 or content_type(headers) != "text/event-stream":
             return None
         self.streamed = StreamedAnswer(self.hand_on)
         return self._read
@@ -135,8 +134,9 @@ class OpenAICompatibleProvider:
     async def _post(self, call: _Call) -> Reply:
         url = call.url
         try:
-            async with asyncio.timeout(self._total_seconds):
-                reply = await self._pool.post(url, self._headers, call.payload, call.reader)
+            reply = await self._pool.post(
+                url, self._headers, call.payload, call.reader, seconds=self._total_seconds
+            )
         except TimeoutError as error:
             raise ProviderError(
                 f"{url} did not answer: no connection within {self._connect_seconds:g} s, "
@@ -151,24 +151,10 @@ class OpenAICompatibleProvider:
             raise ProviderError(str(error), retryable=False) from error
         if call.streamed is not None and not call.streamed.is_whole:
             raise ProviderError(f"{url} ended its stream early, without a finish_reason")
-        return Reply(
-            url=url,
-            status=reply.status,
-            content_type=_content_type(reply.headers),
-            retry_after=_header(reply.headers, b"retry-after"),
-            location=_header(reply.headers, b"location") or "",
-            body=reply.body if call.streamed is None else b"".join(call.pieces),
-            document=None if call.streamed is None else call.streamed.document,
-        )
-
-
-def _content_type(headers: dict[bytes, bytes]) -> str:
-    return (_header(headers, b"content-type") or "no content-type").partition(";")[0].strip().lower()
-
-
-def _header(headers: dict[bytes, bytes], name: bytes) -> str | None:
-    value = headers.get(name)
-    return None if value is None else value.decode("utf-8", "replace")
+        if call.streamed is not None:
+            document, whole = call.streamed.document, b"".join(call.pieces)
+            return Reply(url, reply.status, reply.headers, whole, document)
+        return Reply(url, reply.status, reply.headers, reply.body)
 
 
 def _text(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from time import time
@@ -25,9 +26,7 @@ class Reply:
 
     url: str
     status: int
-    content_type: str
-    retry_after: str | None  # the header
-    location: str = ""  # the header: where the endpoint has moved to
+    headers: Mapping[bytes, bytes]  # names in lower case
     body: bytes = b""
     document: dict[str, Any] | None = None  # of a stream, put together
 
@@ -59,7 +58,7 @@ class Reply:
             document = orjson.loads(self.body)
         except orjson.JSONDecodeError:
             raise self._nonsense(
-                f"with {self.content_type}, not JSON. Is base_url right? It usually ends in /v1"
+                f"with {content_type(self.headers)}, not JSON. Is base_url right? It usually ends in /v1"
             ) from None
         if not isinstance(document, dict):
             raise self._nonsense("with JSON that is no object")
@@ -85,10 +84,11 @@ class Reply:
             404: f"; check base_url and the model name {model!r}",
         }.get(self.status, "")
         if 300 <= self.status < 400:
-            hint = f"; it has moved to {self.location or 'another place'}: put that into base_url"
+            moved_to = _header(self.headers, b"location") or "another place"
+            hint = f"; it has moved to {moved_to}: put that into base_url"
         what = f"{self.url} answered {self.status}: {shown(self.body)}{hint}"
         out_of_money = self.status == 429 and is_out_of_money(self.body)
-        retry_after = seconds_of(self.retry_after)
+        retry_after = seconds_of(_header(self.headers, b"retry-after"))
         overloaded = self.status in OVERLOADED and retry_after is not None
         if overloaded or (self.status == 429 and not out_of_money):
             raise ThrottledError(what, retry_after=retry_after)
@@ -102,6 +102,16 @@ class Reply:
 
     def _nonsense(self, what: str) -> ProviderError:
         return ProviderError(f"{self.url} answered {what}. It sent: {shown(self.body)}", retryable=False)
+
+
+def content_type(headers: Mapping[bytes, bytes]) -> str:
+    """Without its parameters: "text/html; charset=utf-8" -> "text/html"."""
+    return (_header(headers, b"content-type") or "no content-type").partition(";")[0].strip().lower()
+
+
+def _header(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = headers.get(name)
+    return None if value is None else value.decode("utf-8", "replace")
 
 
 def seconds_of(retry_after: str | None) -> float | None:

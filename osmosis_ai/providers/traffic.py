@@ -77,6 +77,8 @@ class Traffic:
 
     async def enter(self) -> Ticket:
         """Wait until a call may be sent; its ticket comes back by a verb below. Raises ProviderDownError."""
+        if not self._queue and self._seconds_to_wait() == 0.0:
+            return self._send()
         turn: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         self._queue.append(turn)
         self._let_in()
@@ -118,6 +120,10 @@ class Traffic:
         if self._timer is not None:
             self._timer.cancel()
 
+    def _send(self) -> Ticket:
+        self._in_flight += 1
+        return Ticket(time.monotonic(), self._breaker.send())
+
     def _leave(self) -> None:
         self._in_flight -= 1
         self._let_in()
@@ -134,8 +140,7 @@ class Traffic:
                 self._queue.popleft()
             elif seconds == 0.0:
                 self._queue.popleft()
-                self._in_flight += 1
-                turn.set_result(Ticket(time.monotonic(), self._breaker.send()))
+                turn.set_result(self._send())
             elif (down := self._breaker.down) is not None:
                 self._queue.popleft()
                 turn.set_exception(down)

@@ -32,7 +32,7 @@ from osmosis_ai.types import Turn
 _HEAD = struct.Struct("<III")
 _TEXT = struct.Struct("<II")
 LEVEL = 1  # of zlib: JSON shrinks to a third at once, higher levels cost more than they gain
-DEFLATED_FROM = 512  # bytes; below, what zlib saves is little beside the row, and costs more than all else
+DEFLATED_FROM = 4096  # bytes, a page; zlib takes as long for half of that as the database for the whole turn
 SHORTEST_TEXT = 32  # bytes that are worth a reference
 
 Texts = Sequence[tuple[int, bytes]]  # numbers of messages, and their JSON

@@ -26,7 +26,7 @@ from typing import Any
 
 import orjson
 
-from osmosis_ai.gateway.call import MODEL, ModelCall, Refusal, Reply, SamplingWish
+from osmosis_ai.gateway.call import MODEL, NO_WISH, ModelCall, Refusal, Reply, SamplingWish
 from osmosis_ai.gateway.dialects.base import Recall
 from osmosis_ai.gateway.dialects.parameters import (
     MAX_N,
@@ -100,7 +100,7 @@ def parse(body: bytes, *, for_policy: bool, recall: Recall) -> ModelCall:
         if rollout_id is not None:
             params.pop("logprobs", None)  # that protocol's clients always ask for them, and can do without
         _check_for_provider(params)
-        return ModelCall(messages, tools, stream, SamplingWish(), native, params, n=n, rollout_id=rollout_id)
+        return ModelCall(messages, tools, stream, NO_WISH, native, params, n=n, rollout_id=rollout_id)
     check_known(params, _HONOURED, NEUTRAL)
     recorded = {key: params.pop(key) for key in RECORDED & params.keys()}
     wish = _wish(params)

@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 
-from osmosis_ai.gateway.call import MODEL, ModelCall, Refusal, Reply, SamplingWish
+from osmosis_ai.gateway.call import MODEL, NO_WISH, ModelCall, Refusal, Reply, SamplingWish
 from osmosis_ai.gateway.dialects import chat
 from osmosis_ai.gateway.dialects.base import Recall
 from osmosis_ai.gateway.dialects.parameters import (
@@ -69,7 +69,7 @@ def parse(body: bytes, *, for_policy: bool, recall: Recall) -> ModelCall:
     if not for_policy:
         if "logprobs" in params:
             raise unsupported("logprobs", params["logprobs"], (), "A turn keeps no logprobs of a provider")
-        return ModelCall(messages, [], stream, SamplingWish(), messages, params, prompt=prompt, n=n)
+        return ModelCall(messages, [], stream, NO_WISH, messages, params, prompt=prompt, n=n)
     check_known(params, _HANDLED | _WISHED | _RECORDED, NEUTRAL)
     recorded = {key: params.pop(key) for key in _RECORDED & params.keys()}
     return ModelCall(messages, [], stream, _wish(params), messages, params, recorded, prompt=prompt, n=n)

@@ -36,7 +36,7 @@ from typing import Any
 
 import orjson
 
-from osmosis_ai.gateway.call import MODEL, ModelCall, Refusal, Reply, SamplingWish
+from osmosis_ai.gateway.call import MODEL, NO_WISH, ModelCall, Refusal, Reply, SamplingWish
 from osmosis_ai.gateway.dialects import chat
 from osmosis_ai.gateway.dialects.base import Recall
 from osmosis_ai.gateway.dialects.parameters import (
@@ -113,7 +113,7 @@ def parse(body: bytes, *, for_policy: bool, recall: Recall) -> ModelCall:
         messages,
         tools,
         boolean(request, "stream"),
-        _wish(request, logprobs) if for_policy else SamplingWish(),
+        _wish(request, logprobs) if for_policy else NO_WISH,
         messages,
         native,
         recorded={key: request[key] for key in RECORDED & request.keys()} if for_policy else {},

@@ -39,8 +39,7 @@ class CallbackClient:
             if attempt:
                 await asyncio.sleep(min(FIRST_DELAY_SECONDS * 2 ** (attempt - 1), LAST_DELAY_SECONDS))
             try:
-                async with asyncio.timeout(ATTEMPT_SECONDS):
-                    reply = await self._pool.post(url, headers, payload)
+                reply = await self._pool.post(url, headers, payload, seconds=ATTEMPT_SECONDS)
             except OSError as error:  # TimeoutError is one
                 problem = str(error) or type(error).__name__
                 continue
