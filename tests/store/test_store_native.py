@@ -26,7 +26,8 @@ def test_a_body_that_overlaps_with_itself_comes_back(body, before):
 def test_a_call_of_a_long_conversation_costs_what_is_new_in_it():
     messages = [{"role": "user", "content": f"{n} " * 400} for n in range(50)]
     bodies = [json.dumps({"messages": messages[:n], "stream": False}).encode() for n in range(1, 51)]
-    packed = [pack_body(body, before) for body, before in zip(bodies, [b"", *bodies], strict=False)]
+    texts = [[(n, to_json(message).encode())] for n, message in enumerate(messages)]
+    packed = [pack_body(*call) for call in zip(bodies, [b"", *bodies], texts, strict=False)]
     assert sum(map(len, packed)) < len(bodies[-1]) / 10
     assert sum(map(len, bodies)) > 20 * len(bodies[-1])
 
