@@ -118,7 +118,7 @@ async def test_a_cancelled_call_closes_its_connection_so_that_its_answer_meets_n
 
 async def test_a_response_that_takes_too_long_is_a_timeout_and_closes_its_connection():
     async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf", OK) as (pool, url, seen):
-        with pytest.raises(TimeoutError, match="no whole response within 0.2 s"):
+        with pytest.raises(TimeoutError, match="no whole response within"):
             await pool.post(url, {}, b"{}", seconds=0.2)
         assert (await pool.post(url, {}, b"{}", seconds=60)).body == b"hi"
     assert len(seen) == 2

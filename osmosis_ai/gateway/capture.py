@@ -107,37 +107,37 @@ class KeptTurn:
     """
 
     turn: Turn  # its three token lists are empty
-    new_prompt_ids: array[int]  # behind the parent's tokens
-    completion_ids: array[int]
-    logprobs: array[float]
+    new_ids: array[int]  # of prompt and completion, behind the parent's tokens
+    logprobs: array[float]  # of the completion: as many as it has tokens
     num_tokens: int  # of the whole prompt and completion
 
     @classmethod
     def of(cls, turn: Turn, parent_tokens: int) -> KeptTurn:
         if not turn.prompt_ids and not turn.completion_ids:  # an external model's
-            return cls(turn, _NO_IDS, _NO_IDS, _NO_LOGPROBS, 0)
+            return cls(turn, _NO_IDS, _NO_LOGPROBS, 0)
+        ids = turn.prompt_ids + turn.completion_ids
         return cls(
             replace(turn, prompt_ids=[], completion_ids=[], logprobs=[]),
-            array("I", turn.prompt_ids[parent_tokens:]),
-            array("I", turn.completion_ids),
+            array("I", ids[parent_tokens:]),
             array("d", turn.logprobs),
-            len(turn.prompt_ids) + len(turn.completion_ids),
+            len(ids),
         )
 
     @property
     def kept_tokens(self) -> int:
         """Tokens that are held here; those of a turn without ids, by the provider's count, are text."""
-        held = len(self.new_prompt_ids) + len(self.completion_ids)
-        return held or self.turn.prompt_tokens + self.turn.completion_tokens
+        return len(self.new_ids) or self.turn.prompt_tokens + self.turn.completion_tokens
 
     def whole(self, earlier: list[Turn]) -> Turn:
         """The turn as it was recorded; `earlier` are all whole turns before it."""
         parent = None if self.turn.parent is None else earlier[self.turn.parent]
-        before = [] if parent is None else parent.prompt_ids + parent.completion_ids
+        ids = [] if parent is None else parent.prompt_ids + parent.completion_ids
+        ids += self.new_ids.tolist()
+        sampled_from = len(ids) - len(self.logprobs)
         return replace(
             self.turn,
-            prompt_ids=before + self.new_prompt_ids.tolist(),
-            completion_ids=self.completion_ids.tolist(),
+            prompt_ids=ids[:sampled_from],
+            completion_ids=ids[sampled_from:],
             logprobs=self.logprobs.tolist(),
         )
 
@@ -265,8 +265,9 @@ class OpenRollout:
 
     def _keep(self, turn: Turn, placement: Placement) -> None:
         parent = None if turn.parent is None else self.turns[turn.parent]
-        self.turns.append(KeptTurn.of(turn, 0 if parent is None else parent.num_tokens))
-        self._trees[turn.sample_id].add(turn, placement)
+        kept = KeptTurn.of(turn, 0 if parent is None else parent.num_tokens)
+        self.turns.append(kept)
+        self._trees[turn.sample_id].add(turn, placement, kept.new_ids)
         self._spent += usage_of([turn])
         self.counts.answered += 1
 

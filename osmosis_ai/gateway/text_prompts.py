@@ -16,6 +16,7 @@ and what it is shown next comes after that choice, in sampling and in training a
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -57,9 +58,9 @@ class SampleTree(ConversationTree):
         text = turn.messages[0]["content"]
         return TextPlacement(turn.messages, turn.prompt_ids, turn.parent, None, [], chain, text=text)
 
-    def add(self, turn: Turn, placement: Placement) -> None:
+    def add(self, turn: Turn, placement: Placement, new_ids: array[int] | None = None) -> None:
         if not isinstance(placement, TextPlacement):
-            return super().add(turn, placement)
+            return super().add(turn, placement, new_ids)
         self._prompts.add(placement.text)
         insort(self._texts, (placement.text + self._sampled_text(turn), turn), key=lambda item: len(item[0]))
 

@@ -189,9 +189,12 @@ class ConversationTree:
         text, ids = extended
         return Placement(continued, ids, parent.ordinal, left_behind, prints, chains[-1], rendered=text)
 
-    def add(self, turn: Turn, placement: Placement) -> None:
-        """Take a recorded turn into the tree; later calls may continue it."""
-        node = self._node(turn, placement.rendered)
+    def add(self, turn: Turn, placement: Placement, new_ids: array[int] | None = None) -> None:
+        """Take a recorded turn into the tree; later calls may continue it.
+
+        `new_ids` are its tokens behind its parent's, from who has them already; nobody changes them.
+        """
+        node = self._node(turn, placement.rendered, new_ids)
         for response_print in fingerprints_of_response(turn.response):
             self._answered.setdefault(extend_chain(placement.chain, response_print), []).append(node)
             self._seen.add(response_print)
@@ -228,17 +231,18 @@ class ConversationTree:
         is_end = self._renderer.special_id(self._renderer.decode(ids[-1:])) == ids[-1]
         return ids[:-1] if is_end else ids
 
-    def _node(self, turn: Turn, rendered: str) -> _Node:
+    def _node(self, turn: Turn, rendered: str, new_ids: array[int] | None) -> _Node:
         ids = turn.prompt_ids + turn.completion_ids
         parent = None if turn.parent is None else self._nodes[turn.parent]
-        known = 0 if parent is None else parent.num_ids
+        if new_ids is None:
+            new_ids = array("I", ids[0 if parent is None else parent.num_ids :])
         last_id = turn.completion_ids[-1] if turn.completion_ids else None
         node = _Node(
             turn.ordinal,
             [*turn.messages, turn.response],
             _tools_key(turn.tools),
             parent,
-            array("I", ids[known:]),
+            new_ids,
             len(ids),
             len(turn.completion_ids),
             last_id,
