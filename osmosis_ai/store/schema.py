@@ -48,7 +48,6 @@ def _configure(db: apsw.Connection, path: Path) -> None:
     if mode != "wal":
         raise StoreError(f"{path} cannot use a write-ahead log (journal mode {mode}); choose a local disk")
     db.pragma("synchronous", "full")
-    db.pragma("wal_autocheckpoint", 4000)  # pages; with the usual 1,000 pages are moved more often
     db.pragma("foreign_keys", True)
     # Plans do not depend on bound values; otherwise statements are compiled again for each turn.
     db.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)

@@ -1,12 +1,14 @@
-"""Commits everything that waits at once: applied where it was awaited, committed by a thread.
+"""Commits everything that waits at once: applied where it was awaited, and committed there or by a thread.
 
     await write(a) ┐
-    await write(b) ├─> BEGIN  a  b  c ─> thread: COMMIT (one fsync) ─> all three return
+    await write(b) ├─> BEGIN  a  b  c  COMMIT (one fsync) ─> all three return
     await write(c) ┘   on the event loop
 
-While the thread waits for the disk, others gather for the next commit. The statements run on the event
-loop, where each costs some 10 us; a second thread would have to wait for the interpreter lock before and
-after each of them, up to 5 ms a time when the loop has work to do.
+The statements run on the event loop, where each costs some 10 us; a second thread would have to wait for the
+interpreter lock before and after each of them, up to 5 ms a time when the loop has work to do. The commit
+waits for the disk. Where that is a matter of some 0.3 ms, the loop waits itself: to hand it to a thread and
+back takes more CPU than the statements. Where the disk is slower, a thread waits, and others gather meanwhile
+for the next commit (`Pace`).
 
 A write that fails is rolled back alone: the batch is rolled back and done again by the thread, each write in
 a savepoint of its own. So is a batch that finds another process writing: the loop waits for nobody. A commit
@@ -23,6 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 import apsw
@@ -33,6 +36,9 @@ T = TypeVar("T")
 Work = Callable[[apsw.Connection], Any]
 
 MAX_BATCH = 128  # writes that share one commit
+LOOP_WAITS_SECONDS = 0.001
+COMMITS_ASIDE = 200
+LOG_PAGES = 4000  # of the write-ahead log; then they are moved into the database, which no loop waits for
 BUSY_TIMEOUT_MS = 10_000  # how long to wait for another process's commit
 
 
@@ -56,6 +62,31 @@ class _Write:
             self.future.set_result(self.result)
 
 
+class Pace:
+    """Whether the event loop may wait for a commit itself: as long as it takes a millisecond, on average.
+
+    Once it takes longer, a thread does the next `COMMITS_ASIDE`; then the loop tries again. What a thread
+    measures says nothing: it waits for the interpreter lock, too.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = 0.0  # moving average of the loop's commits
+        self._aside = 0  # commits that the thread still does
+
+    def is_quick(self) -> bool:
+        """Asked once for each commit."""
+        if self._aside:
+            self._aside -= 1
+            return False
+        return True
+
+    def took(self, seconds: float) -> None:
+        """A commit of the loop's."""
+        self._seconds += (seconds - self._seconds) / 8
+        if self._seconds > LOOP_WAITS_SECONDS:
+            self._seconds, self._aside = 0.0, COMMITS_ASIDE
+
+
 @dataclass(slots=True)
 class _Batch:
     """Writes that share a commit; `applied` to an open transaction, or still to be done."""
@@ -71,10 +102,13 @@ class Writer:
         self._connection = connection
         self._path = path
         self._on_rollback = on_rollback  # what was looked up inside the write is no longer true
+        self._log_pages = 0
+        connection.set_wal_hook(self._committed)  # in place of SQLite's own, which moves pages at once
         self._waiting: deque[_Write] = deque()
         # Held from BEGIN to the end of COMMIT, by the loop first and then by the thread.
         self._connection_in_use = threading.Lock()
         self._to_commit: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._pace = Pace()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="osmosis-store", daemon=True)
         self._thread.start()
@@ -106,9 +140,15 @@ class Writer:
         while self._waiting and self._connection_in_use.acquire(blocking=False):
             writes = self._take()
             if writes:
-                self._to_commit.put(_Batch(writes, self._apply_on_loop(writes)))
-                return
+                batch = _Batch(writes, self._apply_on_loop(writes))
+                if not (batch.applied and self._log_pages < LOG_PAGES and self._pace.is_quick()):
+                    self._to_commit.put(batch)
+                    return
+                began = perf_counter()
+                self._commit(batch)
+                self._pace.took(perf_counter() - began)
             self._connection_in_use.release()
+            self._acknowledge(writes, asyncio.get_running_loop())
 
     def _take(self) -> list[_Write]:
         writes: list[_Write] = []
@@ -153,6 +193,8 @@ class Writer:
     def _finish(self, batch: _Batch) -> None:
         if batch.writes:
             self._commit(batch)
+        if self._log_pages >= LOG_PAGES:
+            self._move_log()
         self._connection_in_use.release()
         if not self._acknowledge(batch.writes) and self._waiting:
             self._finish_waiting()
@@ -171,6 +213,16 @@ class Writer:
             self._on_rollback()
             for write in batch.writes:
                 write.error = write.error or store_error(self._path, error)
+
+    def _committed(self, _: apsw.Connection, database: str, log_pages: int) -> int:
+        self._log_pages = log_pages
+        return apsw.SQLITE_OK
+
+    def _move_log(self) -> None:
+        """What readers still need stays in the log; the next commit says how much that is."""
+        self._log_pages = 0
+        with suppress(apsw.Error):  # a full disk: the log keeps everything, and the next commit reports it
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def _apply_together(self, writes: list[_Write]) -> bool:
         """False when one of them failed; then nothing was done."""
@@ -203,12 +255,17 @@ class Writer:
         self._on_rollback()
         write.error = error
 
-    def _acknowledge(self, writes: list[_Write]) -> bool:
-        """One wake-up per event loop, not one per write; the first begins the next batch. False: none did."""
+    def _acknowledge(self, writes: list[_Write], here: asyncio.AbstractEventLoop | None = None) -> bool:
+        """One wake-up per event loop, not one per write; the first begins the next batch. False: none did.
+
+        `here` is the loop that asks, which needs none.
+        """
         by_loop: dict[asyncio.AbstractEventLoop, list[_Write]] = {}
         for write in writes:
             by_loop.setdefault(write.loop, []).append(write)
         woken = False
+        for write in by_loop.pop(here, ()) if here is not None else ():
+            write.acknowledge()
         for loop, done in by_loop.items():
             with suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 loop.call_soon_threadsafe(self._wake, done)

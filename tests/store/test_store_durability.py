@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from store_nouns import RUN, float32, rollout, turn
 
 from osmosis_ai.errors import StoreError
+from osmosis_ai.store import writer
 from osmosis_ai.store.base import RolloutFilter
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.types import Sample, Status
@@ -80,11 +81,15 @@ def test_any_tree_of_turns_comes_back_exactly(turns):
 # --- kill -9
 
 WRITER = """
-import asyncio, os, sys
+import asyncio, os, random, sys
 sys.path[:0] = [sys.argv[2]]
 from store_nouns import rollout, turn
+from osmosis_ai.store import writer
 from osmosis_ai.store.sqlite import SqliteStore
 from osmosis_ai.types import Sample, Status
+
+writer.Pace.is_quick = lambda self: random.random() < 0.5  # the loop's commits and the thread's, mixed
+writer.LOG_PAGES = 200  # and the log moved often
 
 def say(line):
     os.write(1, f"{line}\\n".encode())  # one call: a kill leaves a whole line or none
@@ -175,6 +180,13 @@ def test_what_was_acknowledged_survives_forty_kills(path):
 # --- a full disk
 
 
+@pytest.fixture(params=["by the loop", "by the thread"])
+def committed(request, monkeypatch):
+    """Who waits for the disk."""
+    by_loop = request.param == "by the loop"
+    monkeypatch.setattr(writer.Pace, "is_quick", lambda self: by_loop)
+
+
 async def fill(store, start=0):
     """Append large turns until the store refuses; returns how many it took."""
     for i in range(start, start + 500):
@@ -185,6 +197,7 @@ async def fill(store, start=0):
     raise AssertionError("the disk never was full")
 
 
+@pytest.mark.usefixtures("committed")
 async def test_a_full_database_says_so_keeps_what_it_has_and_goes_on_when_there_is_room(store, path):
     store._db.pragma("max_page_count", 300)  # SQLite then reports SQLITE_FULL as on a full disk
     taken, error = await fill(store)
@@ -211,6 +224,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.usefixtures("committed")
 async def test_a_really_full_disk_fails_the_write_and_nothing_else(small_disk):
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(2_000_000))
@@ -232,6 +246,7 @@ async def test_a_really_full_disk_fails_the_write_and_nothing_else(small_disk):
 # --- many loops, one writer
 
 
+@pytest.mark.usefixtures("committed")
 def test_writes_of_several_event_loops_share_the_writer_and_none_is_forgotten(path):
     asyncio.run(make_run(path))
     store = SqliteStore(path)
@@ -255,6 +270,7 @@ def test_writes_of_several_event_loops_share_the_writer_and_none_is_forgotten(pa
     assert all(len(one.turns) == 1 for one in found)
 
 
+@pytest.mark.usefixtures("committed")
 async def test_a_write_waits_for_another_process_and_the_loop_does_not(store, path):
     other = apsw.Connection(str(path))
     other.execute("BEGIN IMMEDIATE")
@@ -269,3 +285,31 @@ async def test_a_write_waits_for_another_process_and_the_loop_does_not(store, pa
     await writing
     (found,) = await store.rollouts(ALL)
     assert len(found.turns) == 1
+
+
+# --- who waits for the disk
+
+
+def test_the_loop_waits_for_a_quick_disk_itself_and_leaves_a_slow_one_to_the_thread():
+    pace = writer.Pace()
+    for _ in range(1000):
+        assert pace.is_quick()
+        pace.took(0.0003)
+    pace.took(0.005)  # one that hung is no slow disk
+    assert pace.is_quick()
+    pace.took(0.005)
+    asked = [pace.is_quick() for _ in range(writer.COMMITS_ASIDE + 1)]
+    assert asked == [False] * writer.COMMITS_ASIDE + [True]
+
+
+@pytest.mark.usefixtures("committed")
+async def test_the_log_is_moved_into_the_database_and_does_not_grow_for_ever(store, path, monkeypatch):
+    monkeypatch.setattr(writer, "LOG_PAGES", 100)
+    log = path.with_name(path.name + "-wal")
+    sizes = []
+    for ordinal in range(60):
+        await store.append_turn(turn(ordinal=ordinal, prompt_ids=list(range(10_000))))
+        sizes.append(log.stat().st_size)
+    assert max(sizes) < 200 * 4096 < 60 * 40_000
+    (found,) = await store.rollouts(ALL)
+    assert [len(one.prompt_ids) for one in found.turns] == [10_000] * 60
