@@ -41,9 +41,9 @@ def sql(
 
     \b
     Views, beside the tables (SELECT name, sql FROM sqlite_schema):
-      rollouts  run_id, row, attempt, step, status, reward, turns, tokens,
-                seconds, reason, answer, rollout_id
-      samples   run_id, row, attempt, sample_id, reward, removed, frozen, metrics,
+      rollouts  run_id, row, member, attempt, step, status, reward, turns,
+                tokens, seconds, reason, answer, rollout_id
+      samples   run_id, row, member, sample_id, reward, removed, frozen, metrics,
                 rollout_id
       turns     run_id, row, ordinal, sample_id, answer, tool_calls,
                 finish_reason, prompt_tokens, completion_tokens,

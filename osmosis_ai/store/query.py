@@ -2,8 +2,9 @@
 
 The views are temporary, made for each connection, so that they can follow the tables without a migration:
 
-    rollouts  run_id, row, attempt, step, status, reward, turns, tokens, seconds, reason, answer, rollout_id
-    samples   run_id, row, attempt, sample_id, reward, removed, frozen, metrics, rollout_id
+    rollouts  run_id, row, member, attempt, step, status, reward, turns, tokens, seconds, reason, answer,
+              rollout_id
+    samples   run_id, row, member, sample_id, reward, removed, frozen, metrics, rollout_id
     turns     run_id, row, ordinal, sample_id, answer, tool_calls, finish_reason, prompt_tokens,
               completion_tokens, policy_version, latency_ms, model, rollout_id
     steps     run_id, step, version, reward, loss, seconds, metrics
@@ -27,7 +28,7 @@ from osmosis_ai.store.writer import store_error
 
 VIEWS = {
     "rollouts": """
-        SELECT r.run_id, r.row_index AS "row", r.member AS attempt, r.step, r.status,
+        SELECT r.run_id, r.row_index AS "row", r.member, r.attempt, r.step, r.status,
                (SELECT avg(s.reward) FROM sample s WHERE r.status = 'graded'
                 AND s.rollout_id = r.rollout_id AND NOT s.removed) AS reward,
                count(t.ordinal) AS turns, total(t.completion_tokens) AS tokens,
@@ -37,7 +38,7 @@ VIEWS = {
                r.rollout_id
         FROM main.rollout r LEFT JOIN main.turn t USING (rollout_id) GROUP BY r.rollout_id""",
     "samples": """
-        SELECT r.run_id, r.row_index AS "row", r.member AS attempt, s.sample_id, s.reward, s.removed,
+        SELECT r.run_id, r.row_index AS "row", r.member, s.sample_id, s.reward, s.removed,
                s.frozen, s.metrics, r.rollout_id
         FROM main.sample s JOIN main.rollout r USING (rollout_id)""",
     "turns": """

@@ -37,6 +37,13 @@ def test_the_answer_is_json_lines_or_csv_when_asked_for(stored):
     ]
 
 
+def test_a_row_s_rollouts_are_its_members_and_tries_of_one_its_attempts(bench):
+    bench.store("a", {0: [1.0, 0.5]})
+    said = bench.run("sql", "SELECT member, attempt, reward FROM rollouts ORDER BY member", "--csv")
+    assert said.out.splitlines() == ["member,attempt,reward", "0,0,1.0", "1,0,0.5"]
+    assert bench.run("sql", "SELECT member FROM samples WHERE reward = 0.5", "--csv").out == "member\n1\n"
+
+
 @pytest.mark.parametrize(
     ("statement", "answer"),
     [
