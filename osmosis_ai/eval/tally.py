@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from osmosis_ai.eval.statistics import Estimate, PassEstimate, mean_reward, pass_rates
 from osmosis_ai.providers.prices import NOTHING, Prices, Usage, cost
 from osmosis_ai.types import Outcome
@@ -29,8 +27,15 @@ class Spread:
         """None where there is no value. [1, 2, 3, 10] -> 4.0, 2.5 and 8.95 (between two, in proportion)"""
         if not values:
             return None
-        median, p95 = np.quantile(values, [0.5, 0.95])
-        return cls(sum(values) / len(values), float(median), float(p95))
+        ordered = sorted(values)
+        return cls(sum(values) / len(values), _quantile(ordered, 0.5), _quantile(ordered, 0.95))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """[1, 2, 3, 10] and 0.95: 0.85 of the way from the third to the fourth, 8.95"""
+    below, fraction = divmod((len(ordered) - 1) * share, 1.0)
+    low = ordered[int(below)]
+    return low if not fraction else low + (ordered[int(below) + 1] - low) * fraction
 
 
 @dataclass(frozen=True, slots=True)

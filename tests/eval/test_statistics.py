@@ -9,9 +9,9 @@ import pytest
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.compare import mcnemar_p_value
+from osmosis_ai.eval.resampling import resampled_means
 from osmosis_ai.eval.statistics import (
     Estimate,
-    _resampled_means,
     exact_interval,
     mean_reward,
     paired_difference,
@@ -96,8 +96,8 @@ def test_the_bootstrap_is_that_of_all_possible_draws():
 def test_drawing_counts_is_drawing_rows():
     """A thousand rows of three values; moved by rounding errors they are all distinct, and drawn by row."""
     values = np.repeat([0.0, 0.5, 1.0], [200, 500, 300])
-    by_counts = _resampled_means(values, np.random.default_rng(0))
-    by_rows = _resampled_means(values + np.arange(1000) * 1e-15, np.random.default_rng(0))
+    by_counts = resampled_means(values, np.random.default_rng(0))
+    by_rows = resampled_means(values + np.arange(1000) * 1e-15, np.random.default_rng(0))
     assert by_counts.mean() == pytest.approx(by_rows.mean(), abs=1e-3)
     assert np.quantile(by_counts, [0.025, 0.975]) == pytest.approx(
         np.quantile(by_rows, [0.025, 0.975]), abs=2e-3
