@@ -172,8 +172,9 @@ base_url = "{url}"
 async def osmosis(url: str, entrypoint: Path, limit: int = AT_ONCE) -> AsyncIterator[Run]:
     """An eval as `osmosis eval run` opens it; the first rollout of each round is a new place of the run."""
     from osmosis_ai.config import load_config
-    from osmosis_ai.controller.deck import Place
-    from osmosis_ai.controller.opening import Workspace, open_rollouts, open_run
+    from osmosis_ai.controller.opening import Workspace, open_run
+    from osmosis_ai.controller.place import Place
+    from osmosis_ai.controller.rollouts import open_rollouts
     from osmosis_ai.types import Row, Status
 
     with tempfile.TemporaryDirectory(prefix="osmosis-bench-") as folder:

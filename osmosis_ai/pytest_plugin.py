@@ -82,7 +82,8 @@ def assert_eval(
 
 async def _run(config: Config, workspace: Path) -> tuple[str, list[Rollout], EvalReport]:
     """The run, its rollouts with the lowest rewards, and the report."""
-    from osmosis_ai.controller.opening import open_rollouts, open_run, prices_of
+    from osmosis_ai.controller.opening import open_run, prices_of
+    from osmosis_ai.controller.rollouts import open_rollouts
     from osmosis_ai.eval.budget import Guard, RunBudget, Spending
     from osmosis_ai.eval.run import evaluate
     from osmosis_ai.eval.tally import Tally

@@ -36,9 +36,9 @@ MAY_IMPORT = {
     "controller": {"config", "datasets", "engine", "gateway", "providers", "store", "train"},
     "eval": {
         "controller.dispatch",
-        "controller.deck",
-        "controller.flight",
         "controller.judging",
+        "controller.place",
+        "controller.results",
         "datasets",
         "providers.prices",
         "rollout",
@@ -61,11 +61,11 @@ MAY_IMPORT = {
         "train.batch",
     },
     "__main__": {"cli.main"},
-    "pytest_plugin": {"config", "controller.opening", "eval", "store.workspace"},
+    "pytest_plugin": {"config", "controller.opening", "controller.rollouts", "eval", "store.workspace"},
 }
 # Implementations behind a seam; all others know the seam (engine.base, store.base, providers.base).
 CONCRETE = {
-    "engine.torch": {"controller.opening"},
+    "engine.torch": {"controller.rollouts"},
     "engine.scripted": set(),  # for tests
     "providers.openai_compatible": {"controller.external_model"},
     "providers.litellm": {"controller.external_model"},
@@ -79,8 +79,8 @@ CONCRETE = {
         "cli.policy",
         "cli.runs",
     },
-    "gateway.app": {"controller.opening", "controller.judging"},
-    "gateway.fleet": {"controller.opening", "controller.fleet"},
+    "gateway.app": {"controller.rollouts", "controller.judging"},
+    "gateway.fleet": {"controller.rollouts", "controller.fleet"},
 }
 HEAVY = {
     "agents", "aiohttp", "fastapi", "litellm", "matplotlib", "numpy", "pandas", "peft", "starlette",

@@ -11,9 +11,9 @@ from typing import Any
 from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.options import existing_store
 from osmosis_ai.config import TABLES, Config
-from osmosis_ai.controller.dispatch import is_result
 from osmosis_ai.controller.identity import changes_of, refuse_changes, refuse_kind, run_identity
 from osmosis_ai.controller.opening import read_rows, run_id_of
+from osmosis_ai.controller.place import is_result
 from osmosis_ai.eval.run import Earlier
 from osmosis_ai.eval.stored import counted
 from osmosis_ai.store.base import RolloutFilter, RunRecord

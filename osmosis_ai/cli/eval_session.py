@@ -7,21 +7,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.eval_plan import Stake, go_on, needs_answer, plan_text, run_budget, stake_of
 from osmosis_ai.cli.eval_progress import EvalProgress
 from osmosis_ai.cli.eval_report import say_report
 from osmosis_ai.config import Config
-from osmosis_ai.controller.deck import Place
-from osmosis_ai.controller.dispatch import is_result
 from osmosis_ai.controller.head_start import HeadStart
-from osmosis_ai.controller.opening import OpenRun, Rollouts, open_rollouts, open_run, prices_of, read_rows
+from osmosis_ai.controller.opening import OpenRun, open_run, prices_of, read_rows
+from osmosis_ai.controller.place import Place, is_result
 from osmosis_ai.controller.storm import LEAST_BUDGET, Storm
+from osmosis_ai.datasets import Dataset
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.budget import Guard, Spending
-from osmosis_ai.eval.junit import write_junit
 from osmosis_ai.eval.plan import PILOT, make_plan, spread_evenly
 from osmosis_ai.eval.run import Earlier, read_earlier, run_places, waiting
 from osmosis_ai.eval.stored import column_of, counted, lineage_note
@@ -29,6 +28,9 @@ from osmosis_ai.eval.tally import EvalReport, Tallies
 from osmosis_ai.store.base import RolloutFilter
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Outcome, Rollout, Status
+
+if TYPE_CHECKING:  # a run that has all its results needs nothing that makes some
+    from osmosis_ai.controller.rollouts import Rollouts
 
 THROTTLED = (
     "note: {:,} answers of the endpoint said 'too many requests'; the deadlines of rollouts went on "
@@ -80,6 +82,8 @@ async def run_eval(
         await opened.finish(report.stopped, interrupted=report.by_choice)
         await _say(opened, report, tallies, wishes.by, display)
         if junit is not None:
+            from osmosis_ai.eval.junit import write_junit
+
             outcomes = counted(await opened.store.outcomes(RolloutFilter(opened.run_id)))
             write_junit(junit, opened.run_id, outcomes, config.eval.pass_threshold)
         return report
@@ -107,6 +111,16 @@ async def _run_rollouts(
     opened: OpenRun, tallies: Tallies, wishes: Wishes, display: Display, head_start: HeadStart | None
 ) -> None:
     """What has no result yet, to a result."""
+    rows = read_rows(opened.config)
+    if opened.resumed and not wishes.retry and (results := await _all_results(opened, rows)):
+        await opened.begin()
+        for outcome in results:
+            tallies.add(outcome)
+        return
+    from osmosis_ai.controller.rollouts import open_rollouts
+
+    if len(rows) > 1:  # the report will want it; now the user's code is imported beside us
+        from osmosis_ai.eval import resampling  # noqa: F401
     with display.bar("starting"):
         async with open_rollouts(opened, training=False, notify=display.note, head_start=head_start) as parts:
             earlier = await read_earlier(opened.store, opened.run_id, wishes.retry, parts.rows.indices)
@@ -115,6 +129,14 @@ async def _run_rollouts(
                 await session.run(yes=wishes.yes)
             finally:
                 session.close()
+
+
+async def _all_results(opened: OpenRun, rows: Dataset) -> list[Outcome]:
+    """Of a run that has one at each of its places; none of one that has not."""
+    attempts = opened.config.eval.attempts
+    earlier = await read_earlier(opened.store, opened.run_id, rows=rows.indices)
+    results = earlier.among(rows.indices, attempts)
+    return results if len(results) == len(rows) * attempts else []
 
 
 class Session:

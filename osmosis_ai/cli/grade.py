@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +18,6 @@ from osmosis_ai.cli.display import Display, first_line
 from osmosis_ai.cli.options import DATASET, JSON, WORKSPACE, existing_store, run_async, workspace_at
 from osmosis_ai.config import NAME, NAME_RULE, JudgeTable, load_config
 from osmosis_ai.controller.identity import endpoint_identity
-from osmosis_ai.controller.judging import Judging
-from osmosis_ai.controller.opening import open_judge
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.grade import NewGrading, grade_again, record_of
 from osmosis_ai.eval.statistics import paired_difference
@@ -28,6 +27,9 @@ from osmosis_ai.store.base import RunRecord, Store
 from osmosis_ai.store.lock import RunLock
 from osmosis_ai.store.workspace import Workspace
 from osmosis_ai.types import Rollout
+
+if TYPE_CHECKING:  # most gradings ask nobody
+    from osmosis_ai.controller.judging import Judging
 
 SHOWN_FAILURES = 3
 SHOWN_CHANGES = 12
@@ -135,6 +137,8 @@ async def _judging(
     if judge is None:
         yield None
         return
+    from osmosis_ai.controller.rollouts import open_judge
+
     judging = open_judge(*judge, folder, most=most)
     try:
         await judging.start()

@@ -19,7 +19,8 @@ from osmosis_ai.cli.eval_report import report_text
 from osmosis_ai.cli.options import JSON, SET, run_async, setting
 from osmosis_ai.cli.stepping import SteppedTarget, Steps, Terminal, TypedProvider
 from osmosis_ai.config import Config, config_of
-from osmosis_ai.controller.opening import Rollouts, open_rollouts, open_run
+from osmosis_ai.controller.opening import open_run
+from osmosis_ai.controller.rollouts import Rollouts, open_rollouts
 from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.eval.run import evaluate_all, summarise
 from osmosis_ai.eval.tally import EvalReport

@@ -1,8 +1,7 @@
-"""What a dispatcher and its flights share: places, settings, and the parts that a flight works with."""
+"""What a dispatcher and its flights share: settings, and the parts that a flight works with."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,20 +15,8 @@ from osmosis_ai.gateway.budget import Budget
 from osmosis_ai.gateway.call import SamplingDefaults
 from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.store.base import Store
-from osmosis_ai.types import Row
 
 CALLBACK_GRACE_SECONDS = 60.0  # beyond both deadlines, for the server's own work and its callbacks
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What a rollout is made for."""
-
-    run_id: str
-    step: int
-    row: Row
-    group_id: str
-    member: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +52,3 @@ class Deck:
     judging: Judging | None  # whom graders ask
     http: HttpPool  # to the rollout server
     failing: Callable[[], str]  # why the model's endpoint answers nothing; empty as long as it does
-
-
-def place_seed(seed: int, place: Place) -> int:
-    """A seed that depends on the place only: another attempt, or a resumed run, samples the same."""
-    name = f"{seed}/{place.step}/{place.group_id}/{place.member}"
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")

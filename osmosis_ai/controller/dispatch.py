@@ -15,16 +15,17 @@ from typing import Any
 
 from osmosis_ai import process
 from osmosis_ai.controller.callbacks import Callbacks
-from osmosis_ai.controller.deck import Deck, DispatchSettings, Place
+from osmosis_ai.controller.deck import Deck, DispatchSettings
 from osmosis_ai.controller.flight import Flight
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.judging import Judging
+from osmosis_ai.controller.place import Place, is_result, place_key
 from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.controller.storm import Storm
 from osmosis_ai.gateway.base import RolloutGateway
 from osmosis_ai.lean_http import HttpPool
 from osmosis_ai.store.base import Store
-from osmosis_ai.types import RETRIED, Group, Rollout, Row, Status
+from osmosis_ai.types import RETRIED, Group, Rollout, Row
 
 MANY = 256  # rollouts in flight, after which memory is given back
 IDLE_SECONDS = 5.0  # before that: pools keep idle connections for a moment
@@ -205,15 +206,6 @@ class Dispatcher:
             await self._deck.store.start_rollout(rollout)
             flight = Flight(self._deck, place, rollout, alone=alone)
             return await flight.fly(), flight.server_died
-
-
-def place_key(place: Place) -> tuple[str, int]:
-    return place.group_id, place.member
-
-
-def is_result(status: Status) -> bool:
-    """A result of the user's code or of the grader; what failed for another reason is tried again."""
-    return status.is_terminal and status not in RETRIED | {Status.CANCELLED, Status.SUPERSEDED}
 
 
 async def _cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:

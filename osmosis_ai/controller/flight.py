@@ -7,11 +7,13 @@ import time
 from contextlib import suppress
 
 from osmosis_ai.controller.callbacks import OnCallback
-from osmosis_ai.controller.deck import CALLBACK_GRACE_SECONDS, Deck, Place, place_seed
+from osmosis_ai.controller.deck import CALLBACK_GRACE_SECONDS, Deck
 from osmosis_ai.controller.grading import Grading
+from osmosis_ai.controller.place import Place, place_seed
 from osmosis_ai.controller.results import (
     INTERNAL,
     NO_REWARD,
+    STATUS_OF,
     failed_status,
     finished_sample,
     read_samples,
@@ -25,13 +27,6 @@ from osmosis_ai.gateway.capture import CallCounts, CallFailure
 from osmosis_ai.gateway.terms import Terms
 from osmosis_ai.types import Rollout, Sample, Status
 
-STATUS_OF = {  # who could not serve a call -> what the rollout that failed for it is
-    "model": Status.MODEL_ERROR,
-    "provider": Status.PROVIDER_ERROR,
-    "engine": Status.INFRASTRUCTURE,
-    "gateway": Status.INFRASTRUCTURE,
-    "store": Status.INFRASTRUCTURE,
-}
 DEATH_NOTICE_SECONDS = 1.0  # after a broken connection, to see whether the server's process has ended
 
 

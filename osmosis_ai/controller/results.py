@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.controller.rollout_server import Body
 from osmosis_ai.types import Sample, Status, Turn
+
+if TYPE_CHECKING:
+    from osmosis_ai.controller.rollout_server import Body
 
 NO_REWARD = (
     "the rollout server gave no reward (ctx.complete(..., reward=None)), and nothing here computes one: name "
     'a file with a Grader or a function with @osmosis_reward, rollout.grader_entrypoint = "reward.py"'
 )
 
-
 INTERNAL = "internal_error"  # what a rollout server calls a failure of its own
+STATUS_OF = {  # who could not serve a call -> what the rollout that failed for it is
+    "model": Status.MODEL_ERROR,
+    "provider": Status.PROVIDER_ERROR,
+    "engine": Status.INFRASTRUCTURE,
+    "gateway": Status.INFRASTRUCTURE,
+    "store": Status.INFRASTRUCTURE,
+}
 
 
 def failed_status(body: Mapping[str, Any], error: Status, timeout: Status) -> Status:

@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from osmosis_ai.controller.judging import JudgeAccess
 from osmosis_ai.errors import InfrastructureError, OsmosisError
 from osmosis_ai.lean_http import HttpPool, json_bytes
 from osmosis_ai.types import Row, ToolSchema
+
+if TYPE_CHECKING:
+    from osmosis_ai.controller.judging import JudgeAccess
 
 Body = dict[str, Any]  # JSON
 

@@ -8,17 +8,11 @@ from pathlib import Path
 
 from osmosis_ai.config import Config
 from osmosis_ai.controller.checkpoints import Checkpoints
-from osmosis_ai.controller.dispatch import is_result
 from osmosis_ai.controller.fine_tune import FineTuning, fine_tune
 from osmosis_ai.controller.loop import Training, TrainSettings, train
-from osmosis_ai.controller.opening import (
-    Notify,
-    OpenRun,
-    leftovers,
-    open_engine,
-    open_renderer,
-    open_rollouts,
-)
+from osmosis_ai.controller.opening import OpenRun, leftovers
+from osmosis_ai.controller.place import is_result
+from osmosis_ai.controller.rollouts import Notify, open_engine, open_renderer, open_rollouts
 from osmosis_ai.engine.base import Engine, EngineInfo
 from osmosis_ai.errors import ConfigError, UsageError
 from osmosis_ai.store.base import RolloutFilter, StepRecord, Store

@@ -14,10 +14,9 @@ import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from osmosis_ai.controller.flight import STATUS_OF
-from osmosis_ai.controller.judging import JudgeAccess, Judging
+from osmosis_ai.controller.results import STATUS_OF
 from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.eval.stored import StoredRun, counted
 from osmosis_ai.rollout.backends.base import ExecutionRequest, ExecutionResult, RolloutErrorCategory
@@ -29,6 +28,9 @@ from osmosis_ai.rollout.samples import RolloutSample, SampleSource
 from osmosis_ai.rollout.workflow import AgentWorkflow, AgentWorkflowContext
 from osmosis_ai.store.base import RolloutFilter, RunRecord, Store
 from osmosis_ai.types import RETRIED, Rollout, Row, Sample, Status
+
+if TYPE_CHECKING:  # most gradings ask nobody
+    from osmosis_ai.controller.judging import JudgeAccess, Judging
 
 GRADABLE = frozenset({Status.GRADED, Status.GRADER_ERROR, Status.GRADER_TIMEOUT})  # the workflow ended well
 CHUNK = 100  # rollouts held at once

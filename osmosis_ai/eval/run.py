@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from osmosis_ai.controller.deck import Place
-from osmosis_ai.controller.dispatch import Dispatcher, is_result, place_key
+from osmosis_ai.controller.place import Place, is_result, place_key
 from osmosis_ai.eval.budget import usage_of_outcome
 from osmosis_ai.eval.stored import counted
 from osmosis_ai.eval.tally import EvalReport, Tally
 from osmosis_ai.providers.prices import NOTHING, Usage
 from osmosis_ai.store.base import RolloutFilter, Store
 from osmosis_ai.types import Outcome, Rollout, Row, Status
+
+if TYPE_CHECKING:  # what only looks at a run has none
+    from osmosis_ai.controller.dispatch import Dispatcher
 
 TIMEOUTS = frozenset({Status.WORKFLOW_TIMEOUT, Status.GRADER_TIMEOUT})
 ERRORS = frozenset(

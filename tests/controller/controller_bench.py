@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.config import Config, load_config
-from osmosis_ai.controller.opening import open_rollouts, open_run
+from osmosis_ai.controller.opening import open_run
+from osmosis_ai.controller.rollouts import open_rollouts
 from osmosis_ai.eval.run import evaluate, read_earlier
 from osmosis_ai.eval.stored import counted
 from osmosis_ai.store.base import RolloutFilter

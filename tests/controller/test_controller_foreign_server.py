@@ -12,8 +12,9 @@ import pytest
 from aiohttp import web
 
 from osmosis_ai.controller.callbacks import Callbacks
-from osmosis_ai.controller.deck import DispatchSettings, Place
+from osmosis_ai.controller.deck import DispatchSettings
 from osmosis_ai.controller.dispatch import Dispatcher
+from osmosis_ai.controller.place import Place
 from osmosis_ai.controller.rollout_server import Life
 from osmosis_ai.controller.user_server import UserCode, UserServer
 from osmosis_ai.gateway.app import Gateway

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from controller_bench import configure
 
-from osmosis_ai.controller.opening import OpenRun, open_renderer, open_run
+from osmosis_ai.controller.opening import OpenRun, open_run
 from osmosis_ai.controller.results import read_samples
+from osmosis_ai.controller.rollouts import open_renderer
 from osmosis_ai.controller.training import Hooks, run_training
 from osmosis_ai.engine.policy import new_policy
 from osmosis_ai.errors import OsmosisError

@@ -11,7 +11,8 @@ import pytest
 from controller_bench import AGENTS, configure, run_eval
 from test_controller_misbehaviour import CASES
 
-from osmosis_ai.controller.opening import open_rollouts, open_run
+from osmosis_ai.controller.opening import open_run
+from osmosis_ai.controller.rollouts import open_rollouts
 from osmosis_ai.errors import ConfigError
 from osmosis_ai.eval.run import evaluate_all
 from osmosis_ai.gateway.fleet import Fleet

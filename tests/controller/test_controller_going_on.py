@@ -10,7 +10,8 @@ from controller_bench import configure
 
 from osmosis_ai.config import Config
 from osmosis_ai.controller.dispatch import is_result
-from osmosis_ai.controller.opening import open_rollouts, open_run
+from osmosis_ai.controller.opening import open_run
+from osmosis_ai.controller.rollouts import open_rollouts
 from osmosis_ai.errors import UsageError
 from osmosis_ai.eval.run import RETRY, evaluate, read_earlier
 from osmosis_ai.eval.stored import lineage_note, read_run

@@ -14,7 +14,8 @@ from e2e_bench import CALCULATOR, TABLES, Bench
 from osmosis_ai.config import load_config
 from osmosis_ai.controller.checkpoints import Checkpoints
 from osmosis_ai.controller.loop import CollectGroups, Training, train
-from osmosis_ai.controller.opening import open_rollouts, open_run
+from osmosis_ai.controller.opening import open_run
+from osmosis_ai.controller.rollouts import open_rollouts
 from osmosis_ai.controller.training import train_settings
 from osmosis_ai.engine.base import BackwardStats, LossSpec, SampleRecord
 from osmosis_ai.engine.torch import TorchEngine
