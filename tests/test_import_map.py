@@ -177,6 +177,8 @@ def test_the_check_sees_imports_inside_functions():
         "import osmosis_ai.train.losses, osmosis_ai.train.batch",
         "import osmosis_ai.engine.base, osmosis_ai.store.base, osmosis_ai.providers.base",
         "import osmosis_ai.controller.external_model, osmosis_ai.providers.litellm",
+        "import osmosis_ai.controller.rollouts, osmosis_ai.cli.eval_session",
+        "import osmosis_ai.rollout.server.__main__",
     ],
 )
 def test_what_every_process_pays_for_is_light(code):
@@ -187,6 +189,20 @@ def test_what_every_process_pays_for_is_light(code):
         check=True,
     )
     assert HEAVY & set(done.stdout.split()) == set()
+
+
+def test_the_help_of_no_command_loads_what_the_commands_need():
+    """All of them in one process: each module with a command, as its help imports it."""
+    code = (
+        "import importlib, sys\nfrom osmosis_ai.cli.main import COMMANDS\n"
+        "for _, made in COMMANDS.values():\n"
+        "    for place in [made] if isinstance(made, str) else [place for place, _ in made.values()]:\n"
+        "        importlib.import_module(place.partition(':')[0])\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = {"osmosis_ai.config", "osmosis_ai.controller.opening", "osmosis_ai.controller.rollouts"}
+    assert (HEAVY | ours | {"httptools", "pydantic", "rich", "uvloop"}) & set(done.stdout.split()) == set()
 
 
 def test_help_is_printed_without_click():

@@ -9,7 +9,6 @@ import click
 
 from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.options import JSON
-from osmosis_ai.config import TABLES, Config
 
 
 @click.command(epilog="Example: osmosis config schema > config.schema.json")
@@ -27,6 +26,8 @@ def schema(as_json: bool) -> None:
 
 def config_schema() -> dict[str, Any]:
     """The JSON Schema of the whole file: every key with its type, limits, default and meaning."""
+    from osmosis_ai.config import Config
+
     found = _plain(Config.model_json_schema())
     assert isinstance(found, dict)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Osmosis", **found}
@@ -51,7 +52,9 @@ def _plain(node: Any) -> Any:
 
 
 def config_reference() -> str:
-    """`docs/config.md`: every key with its type, default and meaning, generated from the models above."""
+    """`docs/config.md`: every key with its type, default and meaning, generated from its models."""
+    from osmosis_ai.config import TABLES
+
     lines = [
         "# Configuration",
         "",

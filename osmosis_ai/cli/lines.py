@@ -21,7 +21,7 @@ from typing import (
 from typing_extensions import TypedDict
 
 from osmosis_ai.cli.dry_run import Setting
-from osmosis_ai.cli.grade import Change
+from osmosis_ai.cli.grade_session import Change
 from osmosis_ai.cli.machine import Check
 from osmosis_ai.controller.preflight import Finding
 from osmosis_ai.eval.compare import Comparison

@@ -23,6 +23,8 @@ SERVE_PORT = 9000  # of `osmosis serve`
 LITTLE_DISK, NO_DISK = 2_000_000_000, 200_000_000  # bytes
 FILES_PER_ROLLOUT, OTHER_FILES = 4, 256
 NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "afs"}
+# what the driver of a GPU leaves behind: NVIDIA's, the one of Windows in its Linux, AMD's
+DRIVERS = ("/dev/nvidia0", "/dev/dxg", "/dev/kfd")
 TRAINING = ("torch", "transformers", "safetensors", "peft")
 
 
@@ -192,31 +194,38 @@ def proxy() -> Check:
 
 
 def gpu(config: Config | None) -> Check:
-    """Torch is imported only when it is installed; an eval of an external model needs neither."""
-    has_driver = Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
+    """Torch takes seconds to import: where no driver is, it is not asked. An eval needs neither."""
+    has_driver = any(Path(path).exists() for path in DRIVERS) or shutil.which("nvidia-smi") is not None
     if find_spec("torch") is None:
         return Check(
             "gpu",
             "ok",
             f"{'there is one' if has_driver else 'none seen'}; torch is not installed, evals need none",
         )
-    import torch
-
-    if torch.cuda.is_available():
-        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-        return Check("gpu", "ok", f"{names}, torch {torch.__version__}")
+    seen = seen_by_torch() if has_driver or sys.platform == "darwin" else ""
+    if seen and seen != "mps":
+        return Check("gpu", "ok", f"{seen}, torch {version('torch')}")
     if has_driver:
         return Check(
             "gpu",
             "warn",
-            f"there is one, and torch {torch.__version__} does not see it",
+            f"there is one, and torch {version('torch')} does not see it",
             "install a torch for this driver's CUDA (nvidia-smi names it); look at CUDA_VISIBLE_DEVICES",
         )
-    device = "mps" if torch.backends.mps.is_available() else "none: policies run on the CPU"
+    device = seen or "none: policies run on the CPU"
     wanted = config.policy.device if config is not None and config.policy is not None else "auto"
     if wanted.startswith("cuda"):
         return Check("gpu", "fail", f"{device}; policy.device = {wanted!r}", 'set policy.device = "auto"')
-    return Check("gpu", "ok", f"{device}, torch {torch.__version__}")
+    return Check("gpu", "ok", f"{device}, torch {version('torch')}")
+
+
+def seen_by_torch() -> str:
+    """ "NVIDIA H200, NVIDIA H200", or "mps"; empty where there is none."""
+    import torch
+
+    if torch.cuda.is_available():
+        return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    return "mps" if torch.backends.mps.is_available() else ""
 
 
 def clock() -> Check:

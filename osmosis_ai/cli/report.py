@@ -6,14 +6,15 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from osmosis_ai.cli.display import Display
 from osmosis_ai.cli.options import DATASET, JSON, WORKSPACE, existing_store, workspace_at
 from osmosis_ai.errors import UsageError
-from osmosis_ai.eval.report.content import Content, read_content
-from osmosis_ai.eval.report.page import page
+
+if TYPE_CHECKING:
+    from osmosis_ai.eval.report.content import Content
 
 
 @click.command(epilog="Example: osmosis report hello > hello.html")
@@ -35,6 +36,9 @@ def report(run_id: str, output: Path | None, dataset: Path | None, workspace: Pa
         raise UsageError("--json needs -o FILE: standard output is one or the other, the report or JSON")
     if output is None and sys.stdout.isatty():
         raise UsageError(f"a report is a file: osmosis report {run_id} > report.html, or -o report.html")
+    from osmosis_ai.cli.display import Display
+    from osmosis_ai.eval.report.page import page
+
     content = asyncio.run(_read(workspace, run_id, dataset))
     html = page(content)
     if output is None:
@@ -62,6 +66,8 @@ def report(run_id: str, output: Path | None, dataset: Path | None, workspace: Pa
 
 
 async def _read(workspace: Path, run_id: str, dataset: Path | None) -> Content:
+    from osmosis_ai.eval.report.content import read_content
+
     store = existing_store(workspace_at(workspace))
     try:
         return await read_content(store, run_id, os.environ, dataset)

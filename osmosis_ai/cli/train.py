@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from osmosis_ai.cli.charts import curve
-from osmosis_ai.cli.display import Display, TrainProgress
 from osmosis_ai.cli.options import config_options, read_config, run_async, workspace_at
-from osmosis_ai.config import Config
-from osmosis_ai.controller.opening import OpenRun, open_run
-from osmosis_ai.controller.training import Hooks, run_training
 from osmosis_ai.errors import UsageError
-from osmosis_ai.store.base import StepRecord
 from osmosis_ai.store.workspace import Workspace
+
+if TYPE_CHECKING:  # help needs none of it
+    from osmosis_ai.cli.display import Display
+    from osmosis_ai.config import Config
+    from osmosis_ai.controller.opening import OpenRun
+    from osmosis_ai.store.base import StepRecord
 
 
 @click.command(epilog="Example: osmosis train run train.toml --set train.steps=1")
@@ -41,11 +42,17 @@ def run(
             "with others it is another run. Start one with --fresh, or from the policy that this one has "
             'learnt: [policy] path = "run:NAME".'
         )
+    from osmosis_ai.cli.display import Display
+
     display = Display(as_json=as_json)
     run_async(_train(read_config(config, name, settings), workspace_at(workspace), fresh, display))
 
 
 async def _train(config: Config, workspace: Workspace, fresh: bool, display: Display) -> None:
+    from osmosis_ai.cli.display import TrainProgress
+    from osmosis_ai.controller.opening import open_run
+    from osmosis_ai.controller.training import Hooks, run_training
+
     async with open_run(config, "train", workspace, fresh=fresh) as opened:
         verb = "resuming" if opened.resumed else "starting"
         display.note(f"{verb} run {opened.run_id} ({config.train.algorithm}), {config.train.steps} steps")
@@ -74,7 +81,7 @@ def _report(display: Display, opened: OpenRun, steps: list[StepRecord], folder: 
     known = [reward for reward in rewards if reward is not None]
     display.data({"event": "done", "run_id": opened.run_id, "steps": len(steps), "policy": str(folder)})
     if known:
-        from osmosis_ai.cli.charts import save_curve_png
+        from osmosis_ai.cli.charts import curve, save_curve_png
 
         picture = opened.folder / "reward.png"
         points = [(r.step, reward) for r, reward in zip(steps, rewards, strict=True) if reward is not None]

@@ -75,6 +75,7 @@ async def open_rollouts(
         stack.push_async_callback(server.stop)
         starting = asyncio.ensure_future(server.ensure_running())
         stack.callback(starting.cancel)
+        await asyncio.sleep(0)  # it begins now: what comes next may import for seconds
         if provider is None and config.llm is not None:
             folder, most = config.source.parent, config.rollout.max_concurrent
             provider = await open_external_model(config.llm, folder, run.store, most=most)

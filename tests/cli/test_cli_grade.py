@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.cli import grade as command
+from osmosis_ai.cli import grade_session as command
 from osmosis_ai.errors import StoreError
 from osmosis_ai.store.base import RolloutFilter
 from osmosis_ai.store.sqlite import SqliteStore
