@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -24,6 +25,22 @@ from osmosis_ai.rollout.validator import AgentLoopValidationError
 ROOT = Path(__file__).parents[2]
 LOOP = ROOT / "tests" / "seeds" / "seed_003_calculator.py"
 WORKFLOW = ROOT / "tests" / "controller" / "lean_agents.py"
+
+
+WAITS = """
+import asyncio, pathlib
+from osmosis_ai.rollout import AgentWorkflow, Grader, get_rollout_context
+
+class Waits(AgentWorkflow):
+    async def run(self, ctx):
+        get_rollout_context().register_agent("main", [{{"role": "assistant", "content": "148"}}])
+        while not pathlib.Path("{go_on}").exists():
+            await asyncio.sleep(0.01)
+
+class Ones(Grader):
+    async def grade(self, ctx):
+        ctx.set_reward(1.0)
+"""
 
 
 def start(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
@@ -119,6 +136,23 @@ def test_r30_a_workflow_is_served_too_and_its_key_is_asked_for():
         assert ask(f"{url}/health")[1]["status"] == "ok"
         assert ask(f"{url}/rollout/none/status")[0] == 401
         assert ask(f"{url}/rollout/none/status", key="sesame")[0] == 404
+
+
+def test_a_server_that_is_told_to_stop_listens_until_the_result_of_its_rollout_was_fetched(tmp_path: Path):
+    go_on = tmp_path / "go_on"
+    (tmp_path / "agent.py").write_text(WAITS.format(go_on=str(go_on)))
+    with start("agent.py", "--port", "0", folder=tmp_path) as server:
+        url = server.stdout.readline().split()[-1]
+        asked = {"rollout_id": "r1", "initial_messages": [], "chat_completions_url": "http://127.0.0.1:1/v1"}
+        assert ask(f"{url}/rollout", asked)[0] == 202
+        server.send_signal(signal.SIGINT)
+        while ask(f"{url}/health")[1]["accepting"]:
+            time.sleep(0.01)
+        assert ask(f"{url}/rollout", {**asked, "rollout_id": "r2"})[0] == 503
+        go_on.touch()
+        status, result = ask(f"{url}/rollout/r1/result?wait=30")
+        assert (status, result["samples"]["main"]["reward"]) == (200, 1.0)
+        assert server.wait(60) == 130
 
 
 def refused(*arguments: str) -> tuple[int, str]:

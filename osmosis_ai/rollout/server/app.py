@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def create_rollout_server(
 
     `api_key`, when given, must come as a bearer token with each request but `/health`; a server that listens
     off loopback needs one. On shutdown running rollouts have `drain_seconds` to end; what is left is reported
-    as failed.
+    as failed. (`osmosis serve` listens until then; uvicorn itself stops listening first, so what ends during
+    that time reaches callbacks, and no controller that fetches its results.)
 
     A workflow with a limit of concurrency lets `max_queued` rollouts wait (None: any number); the next is
     answered 429. Callbacks go to the origin of the request's `chat_completions_url`, or to one of
@@ -51,14 +53,16 @@ def create_rollout_server(
     root = None if artifacts_dir is None else Path(artifacts_dir).absolute()
     desk = Desk(backend, DeskSettings(max_queued, callback_origins, result_retention_sec, root))
     routes = Routes(desk, api_key=api_key, longest_wait_seconds=result_wait_timeout_sec)
-    live = _lifespan(desk, lifespan, drain_seconds)
+    drain = partial(desk.drain, drain_seconds)
+    live = _lifespan(drain, lifespan)
     app = FastAPI(title="Osmosis rollout server", lifespan=live, docs_url=None, redoc_url=None)
+    app.state.drain = drain
     for path, method in ROUTES.items():
         app.router.routes.append(Route(path, _endpoint(routes, path), methods=[method]))
     return app
 
 
-def _lifespan(desk: Desk, own: Lifespan | None, drain_seconds: float) -> Lifespan:
+def _lifespan(drain: Callable[[], Awaitable[None]], own: Lifespan | None) -> Lifespan:
     """The author's lifespan around the desk's: rollouts are over before it takes anything away."""
 
     @asynccontextmanager
@@ -67,7 +71,7 @@ def _lifespan(desk: Desk, own: Lifespan | None, drain_seconds: float) -> Lifespa
             if own is not None:
                 await stack.enter_async_context(own(app))
             yield
-            await desk.drain(drain_seconds)
+            await drain()
 
     return live
 

@@ -181,6 +181,8 @@ class Desk:
 
     async def drain(self, seconds: float) -> None:
         """Let running rollouts end for `seconds`, then report the rest as failed and let go of everything."""
+        if self._draining:
+            return
         self._draining = True
         left = list(self._running.values())
         tasks = [entry.task for entry in left if entry.task is not None]

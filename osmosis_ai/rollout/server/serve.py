@@ -5,6 +5,7 @@ A RolloutAgentLoop is served by `create_app`, an AgentWorkflow by `create_rollou
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from collections.abc import Callable
@@ -114,7 +115,7 @@ def is_loopback(host: str) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Says so when it listens."""
+    """Says so when it listens, and listens until its rollouts have ended."""
 
     def __init__(self, config: uvicorn.Config, url: str, on_ready: Ready | None) -> None:
         super().__init__(config)
@@ -125,3 +126,13 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started and self._on_ready is not None:
             self._on_ready(self._url)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Who fetches results can do so until they are there; a second Ctrl-C does not wait for them."""
+        state = getattr(self.config.app, "state", None)
+        if (drain := getattr(state, "drain", None)) is not None:
+            draining = asyncio.ensure_future(drain())
+            while not (draining.done() or self.force_exit):
+                await asyncio.wait([draining], timeout=0.1)
+            draining.cancel()
+        await super().shutdown(sockets)
