@@ -45,8 +45,9 @@ class EvalProgress:
 
     def show(self) -> None:
         """Begin the bar, or one that takes its place after a question."""
-        self._display.expect("rollouts", self._total)
-        self._display.advance(self._done, self._line())
+        if self._display.is_live:
+            self._display.expect("rollouts", self._total)
+            self._display.advance(self._done, self._line())
 
     def on_result(self, outcome: Outcome) -> None:
         self._done += 1

@@ -7,18 +7,17 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from osmosis_ai.config import NEEDS_LLM, Config, JudgeTable, PolicyTable
 from osmosis_ai.controller.callbacks import Callbacks
 from osmosis_ai.controller.deck import DispatchSettings
 from osmosis_ai.controller.dispatch import Dispatcher
 from osmosis_ai.controller.external_model import from_environment, open_external_model, open_provider
-from osmosis_ai.controller.fleet import FleetProvider, recipe
 from osmosis_ai.controller.grading import Grading
 from osmosis_ai.controller.head_start import HeadStart, source_of
 from osmosis_ai.controller.judging import Judging
 from osmosis_ai.controller.opening import OpenRun, prices_of, read_rows
-from osmosis_ai.controller.remote import Address, check_reachable, connect
 from osmosis_ai.controller.rollout_server import RolloutServer
 from osmosis_ai.controller.user_server import UserCode, UserServer
 from osmosis_ai.datasets import Dataset
@@ -28,10 +27,12 @@ from osmosis_ai.gateway.app import Gateway
 from osmosis_ai.gateway.base import InProcess, RolloutGateway
 from osmosis_ai.gateway.budget import Budget
 from osmosis_ai.gateway.call import SamplingDefaults
-from osmosis_ai.gateway.fleet import Fleet
-from osmosis_ai.gateway.render import TemplateRenderer
 from osmosis_ai.gateway.targets import PolicyTarget, ProviderTarget, Target
 from osmosis_ai.providers.base import Provider
+
+if TYPE_CHECKING:  # of what most runs do not have
+    from osmosis_ai.gateway.fleet import Fleet
+    from osmosis_ai.gateway.render import TemplateRenderer
 
 Notify = Callable[[str], None]
 
@@ -82,13 +83,13 @@ async def open_rollouts(
             stack.push_async_callback(provider.close)
         target, engine, info = await _open_target(run, stack, provider, training=training, notify=notify)
         target = target if through is None else through(target)
-        await starting
-        grading = await _open_grading(run, stack, server)
-        judging = await _open_judging(run, stack, server)
         callbacks = Callbacks()
         own = Gateway(target, run.store, extra_routes=callbacks)
         await own.start(config.rollout.gateway_host)
         stack.push_async_callback(own.stop)
+        await starting
+        grading = await _open_grading(run, stack, server)
+        judging = await _open_judging(run, stack, server)
         gateway: RolloutGateway = InProcess(own)
         if config.rollout.gateway_workers > 1 and not stepped:
             gateway, provider = await _open_fleet(run, stack, own, provider)
@@ -112,6 +113,8 @@ async def _open_server(run: OpenRun, notify: Notify, head_start: HeadStart | Non
             path, table.workflow, table.grader, config.workflow, artifacts_dir=artifacts, debug_dir=debug_dir
         )
         return UserServer(code, run.folder / "rollout-server.log", _withheld(config), head_start)
+    from osmosis_ai.controller.remote import Address, check_reachable, connect
+
     notify(f"asking the rollout server at {table.url}")
     check_reachable(table.url, table.gateway_host)
     key = "" if not table.api_key_env else from_environment("rollout.api_key_env", table.api_key_env)
@@ -129,6 +132,9 @@ async def _open_fleet(
     config, count = run.config, run.config.rollout.gateway_workers
     if provider is None:
         raise UsageError(f"rollout.gateway_workers = {count} {NEEDS_LLM}")
+    from osmosis_ai.controller.fleet import FleetProvider, recipe
+    from osmosis_ai.gateway.fleet import Fleet
+
     log_path = run.folder / "gateway.log"
     how = recipe(config, run.workspace.database, log_path, callbacks_url=own.base_url)
     fleet = Fleet(run.store, how, count)
@@ -218,6 +224,8 @@ async def _open_target(
 
 def open_renderer(run: OpenRun, policy: PolicyTable) -> TemplateRenderer:
     """The chat template and tokenizer of the policy."""
+    from osmosis_ai.gateway.render import TemplateRenderer
+
     return TemplateRenderer(run.workspace.policy_folder(policy.path, run.config.source.parent))
 
 

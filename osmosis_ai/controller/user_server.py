@@ -132,8 +132,8 @@ class UserServer:
         self._process, self._life = self._new_process(), Life()
         request, until = self._code.as_request(self.api_key), START_TIMEOUT_SECONDS
         try:
-            serving = self._process.serve(request, self._log_path, self._life.end)
-            answer = await asyncio.wait_for(serving, until)
+            async with asyncio.timeout(until):
+                answer = await self._process.serve(request, self._log_path, self._life.end)
         except TimeoutError:
             await self.stop()
             raise InfrastructureError(

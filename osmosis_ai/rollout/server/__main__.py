@@ -11,6 +11,7 @@ an agent framework takes longer than anything that the parent has to do meanwhil
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import os
 import signal
@@ -60,6 +61,7 @@ class Start(BaseModel):
 
 
 def main() -> None:
+    gc.disable()  # of what is imported hardly anything is garbage; looking takes a tenth of the time
     process.raise_file_limit()
     reply = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what user code prints, in Python or below it, is not part of the protocol
@@ -79,6 +81,8 @@ def main() -> None:
     except (OsmosisError, ValidationError, OSError) as error:
         _say(reply, {"ready": False, "error_type": type(error).__name__, "error": str(error)})
         sys.exit(error.exit_code if isinstance(error, OsmosisError) else 2)
+    gc.freeze()
+    gc.enable()
     process.spare_what_is_loaded()
     port = listener.getsockname()[1]
     names = {"workflow": backend.workflow_name, "grader": backend.grader_name}
