@@ -301,7 +301,13 @@ class Report:
 
 
 def cost_lines(
-    report: Report, running: list[System], what: str, *, ms: float | None, ratio: float, checked: str
+    report: Report,
+    running: list[System],
+    what: str,
+    *,
+    ms: float | None,
+    ratio: float,
+    checked: tuple[str, ...],
 ) -> None:
     floor = next(statistics.median(system.cpu_ms) for system in running if system.name == "floor")
     for system in running:
@@ -311,10 +317,10 @@ def cost_lines(
             f"  {system.name:<10} {cpu:7.3f} ms CPU a call  {cpu / floor:5.2f} x floor  {rate:6.0f} calls/s  "
             f"p50 {latency[49]:6.1f} ms  p99 {latency[98]:6.1f} ms"
         )
-        if system.name == checked:
+        if system.name in checked:
             line += "  " + report.check(f"{what}: {system.name} / floor", cpu / floor, ratio)
             if ms is not None:
-                line += ", " + report.check(f"{what}: ms", cpu, ms)
+                line += ", " + report.check(f"{what}: {system.name}, ms", cpu, ms)
         report.say(line)
 
 
@@ -335,14 +341,14 @@ async def plain(report: Report, folder: Path, options: argparse.Namespace) -> No
         with systems(folder, ["direct", "floor", "provider", "policy"]) as running:
             await compare(running, make, calls=calls, connections=16, repetitions=options.repetitions)
             report.section(f"{title} (16 at a time)")
-            cost_lines(report, running, label, ms=0.5, ratio=2.0, checked="policy")
+            cost_lines(report, running, label, ms=0.5, ratio=2.0, checked=("provider", "policy"))
 
 
 async def streaming(report: Report, folder: Path, options: argparse.Namespace) -> None:
     calls = 160 if options.quick else 640
     prompts = Prompts(prose())
     system = prompts.text_of(3 * PROMPT_CHARS // 4)
-    with systems(folder, ["direct", "floor", "policy"]) as running:
+    with systems(folder, ["direct", "floor", "provider", "policy"]) as running:
         await compare(
             running,
             lambda: prompts.agent(system, stream=True),
@@ -353,7 +359,7 @@ async def streaming(report: Report, folder: Path, options: argparse.Namespace) -
         report.section(
             f"streams of {COMPLETION_IDS} chunks, one each {TOKEN_SECONDS * 1000:g} ms (16 at a time)"
         )
-        cost_lines(report, running, "streaming", ms=None, ratio=2.5, checked="policy")
+        cost_lines(report, running, "streaming", ms=None, ratio=2.5, checked=("provider", "policy"))
 
 
 async def first_byte(report: Report, folder: Path, options: argparse.Namespace) -> None:
@@ -559,7 +565,10 @@ def stub_answer() -> tuple[bytes, list[bytes]]:
         b"data: " + orjson.dumps(_chunk({"content": " word"}, token_ids=[token_id])) + b"\n\n"
         for token_id in ids
     ]
-    events += [b"data: " + orjson.dumps({**_chunk({}), "usage": usage}) + b"\n\n", b"data: [DONE]\n\n"]
+    events += [
+        b"data: " + orjson.dumps({**_chunk({}, finish_reason="stop"), "usage": usage}) + b"\n\n",
+        b"data: [DONE]\n\n",
+    ]
     start_stream = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     framed = [b"%x\r\n%b\r\n" % (len(event), event) for event in events]
     return head + body, [start_stream + framed[0], *framed[1:-2], framed[-2] + framed[-1] + b"0\r\n\r\n"]
