@@ -109,7 +109,7 @@ def kill_and_go_on(bench: Bench, kills: int, rng: random.Random) -> None:
 
 def compare_with_uninterrupted(bench: Bench, kills: int, seed: int) -> None:
     bench.write("train.toml", DETERMINISTIC)
-    bench.osmosis("train", "run", "train.toml", "--name", "whole")
+    bench.here("train", "run", "train.toml", "--name", "whole")
     kill_and_go_on(bench, kills, random.Random(seed))
     whole, killed = final_state(bench, "whole", STEPS), final_state(bench, "killed", STEPS)
     kinds = {name.split(".")[0] for name in whole}

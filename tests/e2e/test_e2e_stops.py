@@ -47,7 +47,7 @@ def test_the_audit_stops_the_run_with_exit_code_4_and_the_gate_may_be_set_knowin
 
 
 def test_a_second_process_on_the_same_run_is_refused_and_the_first_goes_on(bench: Bench):
-    bench.write("train.toml", TABLES)
+    bench.write("train.toml", TABLES.replace("steps = 3", "steps = 1"))
     process = start(bench, "train", "run", "train.toml")
     lock = bench.workspace / "runs" / "train" / "lock"
     while not (lock.exists() and lock.read_text().strip()):
