@@ -277,22 +277,21 @@ async def test_filters_and_search_find_rows(bench, tmp_path):
     async with chromium(tmp_path / "profile") as tab:
         await tab.open(path, width=390, height=800)
 
-        async def found(element: str, value: str) -> str:
+        async def finds(found: str, element: str, value: str) -> None:
             await tab.evaluate(
                 f"document.querySelector({json.dumps(element)}).value = {json.dumps(value)};"
                 f"document.querySelector({json.dumps(element)})"
                 ".dispatchEvent(new Event('input', {bubbles: true}))"
             )
-            await tab.evaluate("new Promise(done => setTimeout(done, 350))")
-            return str(await tab.evaluate("document.getElementById('found').textContent"))
+            await tab.until(f"document.getElementById('found').textContent === '{found}'")
 
-        assert await found("#search", "row 2 by") == "1 of 4 rollouts"
-        assert await found("#search", "") == "4 rollouts"
-        assert await found("#outcome", "failed") == "1 of 4 rollouts"
-        assert await found("#outcome", "passed") == "2 of 4 rollouts"
-        assert await found("[aria-label=kind]", "odd") == "0 of 4 rollouts"
-        assert await found("#outcome", "") == "2 of 4 rollouts"
-        assert await found("#row", "3") == "1 of 4 rollouts"
+        await finds("1 of 4 rollouts", "#search", "row 2 by")
+        await finds("4 rollouts", "#search", "")
+        await finds("1 of 4 rollouts", "#outcome", "failed")
+        await finds("2 of 4 rollouts", "#outcome", "passed")
+        await finds("0 of 4 rollouts", "[aria-label=kind]", "odd")
+        await finds("2 of 4 rollouts", "#outcome", "")
+        await finds("1 of 4 rollouts", "#row", "3")
         assert await tab.evaluate("document.documentElement.scrollWidth") == 390
 
 

@@ -448,7 +448,7 @@ async def test_a_refusal_is_not_tried_again():
 
 async def test_no_answer_and_no_connection_are_told_apart():
     async with a_cluster() as cluster:
-        cluster.chat_delay = 3
+        cluster.chat_delay = 1.5
         async with OsmosisLLMClient(cluster.url, "r-1", timeout_seconds=1, max_retries=0) as client:
             with pytest.raises(OsmosisTimeoutError):
                 await client.chat_completions([])
