@@ -106,6 +106,7 @@ def of_a_project(project: Path) -> list[Program]:
         agent,
         osmosis("validate", "agent.py", work=agent.name),
         osmosis("eval", "grade", "hello", "--grader", "agent.py", work=agent.name),
+        osmosis("eval", "submit", "eval.toml", "--dry-run", work=agent.name),
         by_hand,
         osmosis(*one_row, "--fresh", work=by_hand.name),
         osmosis(

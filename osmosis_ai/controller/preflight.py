@@ -16,11 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from osmosis_ai.config import Config, load_config
-from osmosis_ai.controller.external_model import REPLAY, check_replay, from_environment, open_provider
-from osmosis_ai.controller.opening import read_rows
-from osmosis_ai.controller.remote import Address, check_reachable, connect
-from osmosis_ai.controller.training import refuse_other_distributions, refuse_run_budgets
-from osmosis_ai.datasets import open_dataset
 from osmosis_ai.errors import ConfigError, OsmosisError
 from osmosis_ai.store.workspace import Workspace
 
@@ -45,16 +40,17 @@ async def preflight(
     except ConfigError as error:
         findings = [Finding("CONFIG", finding) for finding in error.findings]
         return [*findings, *await _of_half_a_config(path, workspace)], {}
-    findings = []
-    if config.rollout.url:
-        findings += await _remote(config)
-    else:
-        findings += await _code(config)
-    rows = _tried(findings, "DATASET", lambda: read_rows(config)) or []
-    findings += _model(config, workspace)
-    findings += _packages(config)
+    code = asyncio.ensure_future(_remote(config) if config.rollout.url else _code(config))
+    await asyncio.sleep(0)  # the process with the code begins now, beside all that is imported here
+    from osmosis_ai.controller.opening import read_rows
+
+    others: list[Finding] = []
+    rows = _tried(others, "DATASET", lambda: read_rows(config)) or []
+    others += _model(config, workspace)
+    others += _packages(config)
     if kind == "train":
-        findings += _training(config)
+        others += _training(config)
+    findings = [*await code, *others]
     rollouts = len(rows) * config.eval.attempts
     if kind == "train":
         rollouts = config.train.steps * config.train.rows_per_step * config.train.group_size
@@ -81,6 +77,8 @@ async def _of_half_a_config(path: Path, workspace: Workspace) -> list[Finding]:
     if isinstance(rollout, dict) and isinstance(entrypoint := rollout.get("entrypoint"), str):
         findings += await _validated([_absolute(path, entrypoint)])
     if isinstance(dataset, dict) and isinstance(data := dataset.get("path"), str):
+        from osmosis_ai.datasets import open_dataset
+
         _tried(findings, "DATASET", lambda: open_dataset(path.parent / data))
     if isinstance(policy, dict) and isinstance(weights := policy.get("path"), str):
         findings += _policy(weights, path.parent, workspace)
@@ -118,6 +116,9 @@ async def _validated(arguments: list[str]) -> list[Finding]:
 
 
 async def _remote(config: Config) -> list[Finding]:
+    from osmosis_ai.controller.external_model import from_environment
+    from osmosis_ai.controller.remote import Address, check_reachable, connect
+
     table = config.rollout
     try:
         check_reachable(table.url, table.gateway_host)
@@ -130,6 +131,8 @@ async def _remote(config: Config) -> list[Finding]:
 
 
 def _model(config: Config, workspace: Workspace) -> list[Finding]:
+    from osmosis_ai.controller.external_model import REPLAY, check_replay, open_provider
+
     findings: list[Finding] = []
     llm, policy, folder = config.llm, config.policy, config.source.parent
     if llm is not None:
@@ -156,6 +159,8 @@ def _policy(path: str, folder: Path, workspace: Workspace) -> list[Finding]:
 
 
 def _training(config: Config) -> list[Finding]:
+    from osmosis_ai.controller.training import refuse_other_distributions, refuse_run_budgets
+
     findings: list[Finding] = []
     if config.policy is None:
         findings.append(Finding("MODEL", "training needs [policy] path = a policy folder"))
