@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -33,7 +32,7 @@ class UserProcess:
 
     def __init__(self, withheld: Collection[str] = ()) -> None:
         kept = {name: value for name, value in os.environ.items() if name not in withheld}
-        self._printed: BinaryIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  until there is a log
+        self._printed = _nameless_file()  # until there is a log
         self._process = subprocess.Popen(
             [sys.executable, "-m", "osmosis_ai.rollout.server"],
             stdin=subprocess.PIPE,
@@ -134,3 +133,12 @@ class UserProcess:
             if text := self._printed.read():
                 with log_path.open("ab") as log:
                     log.write(text)
+
+
+def _nameless_file() -> BinaryIO:
+    """Written to and read without a buffer, gone when it is closed."""
+    if hasattr(os, "memfd_create"):  # needs no disk, and nothing to be imported
+        return os.fdopen(os.memfd_create("osmosis-user-code"), "r+b", buffering=0)
+    import tempfile
+
+    return tempfile.TemporaryFile(buffering=0)
