@@ -127,7 +127,7 @@ async def test_turns_tokens_and_dollars_can_be_limited(open_gateway):
         status, body = await g.post(BODY, headers=headers)
         assert (status, body["error"]["code"]) == (403, code)
         assert (
-            f"its budget is {'$1' if name == 'dollars' else '1'} (budget.rollout_{name})"
+            f"its budget is {'$1.00' if name == 'dollars' else '1'} (budget.rollout_{name})"
             in (body["error"]["message"])
         )
         assert g.gateway.counters(name).over_budget == body["error"]["message"]
