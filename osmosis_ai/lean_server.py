@@ -318,6 +318,7 @@ class HttpServer:
 
     async def start(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        listener.setblocking(False)
         listener.listen(BACKLOG)
         self._listener = listener
         loop.add_reader(listener.fileno(), self._accept)

@@ -391,5 +391,4 @@ def listen(host: str, port: int) -> socket.socket:
         raise InfrastructureError(
             f"the gateway cannot listen on {host}:{port} ({error}). Is another run using the port?"
         ) from error
-    listener.setblocking(False)
     return listener

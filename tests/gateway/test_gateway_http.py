@@ -60,7 +60,6 @@ class Echo:
 @pytest.fixture
 async def http():
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.setblocking(False)
     echo = await Echo().open(listener)
     yield echo
     echo.writer.close()

@@ -29,7 +29,6 @@ class Loud:
     async def _main(self):
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         listener = socket.create_server(("127.0.0.1", 0))
-        listener.setblocking(False)
         server = HttpServer(self._handle)
         await server.start(listener)
         self.port = listener.getsockname()[1]

@@ -47,7 +47,6 @@ async def lean(listener):
 async def client(request):
     async with AsyncExitStack() as stack:
         listener = socket.create_server(("127.0.0.1", 0))
-        listener.setblocking(False)
         await stack.enter_async_context(request.param(listener))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         yield await stack.enter_async_context(aiohttp.ClientSession(url))
