@@ -74,6 +74,8 @@ def run(
     """
     overrides = overrides_of(name, settings, selection)
     with HeadStart() if dry_run else HeadStart.of_config(config, overrides) as head_start:
+        if fresh or not workspace_at(workspace).run_folder(head_start.run_name).exists():
+            head_start.begin()  # else it may turn out that nothing is left to do
         from osmosis_ai.cli.display import Display
         from osmosis_ai.cli.eval_session import Wishes, run_eval
         from osmosis_ai.config import load_config

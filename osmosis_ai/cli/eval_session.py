@@ -117,6 +117,8 @@ async def _run_rollouts(
         for outcome in results:
             tallies.add(outcome)
         return
+    if head_start is not None:
+        head_start.begin()
     from osmosis_ai.controller.rollouts import open_rollouts
 
     if len(rows) > 1:  # the report will want it; now the user's code is imported beside us

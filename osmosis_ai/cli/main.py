@@ -118,6 +118,7 @@ def main() -> None:
 
         complete(sys.argv[2:])
         sys.exit(0)
+    gc.set_threshold(100_000)  # of what is imported hardly anything is garbage; 700 is for other programs
     import click
 
     from osmosis_ai.cli.groups import root

@@ -108,6 +108,7 @@ def test(
         tables["rollout"] |= {"agent_timeout_seconds": PATIENCE_SECONDS, "retries": 0}
     withheld = frozenset(filter(None, [api_key_env]))
     with HeadStart(source_of(Path.cwd(), code.entrypoint), withheld) as head_start:
+        head_start.begin()
         from osmosis_ai.cli import test_session
         from osmosis_ai.cli.display import Display
         from osmosis_ai.config import config_of

@@ -25,13 +25,13 @@ class HeadStart:
     Without an entrypoint there is none, and who wants one makes their own.
     """
 
-    def __init__(self, entrypoint: str = "", withheld: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, entrypoint: str = "", withheld: frozenset[str] = frozenset(), run_name: str = ""
+    ) -> None:
+        self.run_name = run_name  # by the configuration
         self._of = (entrypoint, withheld)
         self._process: UserProcess | None = None
-        if entrypoint:
-            with suppress(OSError):  # who needs the process says so
-                self._process = UserProcess(withheld)
-                self._process.preload(entrypoint)
+        self._begun = False
 
     @classmethod
     def of_config(cls, path: Path, overrides: Mapping[str, Any]) -> HeadStart:
@@ -40,9 +40,20 @@ class HeadStart:
             tables = _with(tomllib.loads(path.read_text(encoding="utf-8")), overrides)
             entrypoint = source_of(path.parent, tables["rollout"]["entrypoint"])
             named = {tables.get(name, {}).get("api_key_env") for name in ("llm", "judge")}
+            run_name = str(tables.get("run", {}).get("name") or path.stem)
         except (OSError, ValueError, TypeError, AttributeError, KeyError):
             return cls()  # what is wrong is found where the configuration is read as a whole
-        return cls(entrypoint, frozenset(filter(None, named)))
+        return cls(entrypoint, frozenset(filter(None, named)), run_name)
+
+    def begin(self) -> None:
+        """Start the process. Safe to call twice."""
+        entrypoint, withheld = self._of
+        if self._begun or not entrypoint:
+            return
+        self._begun = True
+        with suppress(OSError):  # who needs the process says so
+            self._process = UserProcess(withheld)
+            self._process.preload(entrypoint)
 
     def take(self, entrypoint: str, withheld: frozenset[str]) -> UserProcess | None:
         """The process, once, if it has been made with these."""

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,11 +46,14 @@ def test_an_eval_that_has_all_its_results_starts_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     subprocess.run([sys.executable, "-m", "osmosis_ai", "init", "hello"], check=True, capture_output=True)
     monkeypatch.chdir(tmp_path / "hello")
+    with open("agent.py", "a") as agent:
+        agent.write('\nwith open("imports", "a") as file:\n    file.write("x")\n')
     again = ("eval", "run", "eval.toml", "--limit", "1")
     assert subprocess.run([sys.executable, "-m", "osmosis_ai", *again], capture_output=True).returncode == 0
     for command in (again, (*again, "--dry-run")):
         code, modules = loaded(*command)
         assert (code, modules & RUNS_ROLLOUTS) == (0, set())
+        assert Path("imports").read_text() == "x"  # nor is the user's code
 
 
 def test_a_doctor_does_not_ask_torch_where_there_is_no_driver(tmp_path, monkeypatch):

@@ -69,6 +69,7 @@ def is_running(pid: str) -> bool:
 
 def test_what_was_imported_ahead_is_served_and_what_it_printed_is_in_the_log(project):
     with HeadStart.of_config(project / "eval.toml", {}) as head_start:
+        head_start.begin()
         asyncio.run(served(server(project, head_start)))
     assert len(imports(project)) == 1
     assert (project / "log").read_text() == "imported with None kept\n"
@@ -76,6 +77,7 @@ def test_what_was_imported_ahead_is_served_and_what_it_printed_is_in_the_log(pro
 
 def test_a_server_that_wants_other_keys_withheld_makes_its_own_process(project):
     with HeadStart.of_config(project / "eval.toml", {"llm.api_key_env": ""}) as head_start:
+        head_start.begin()
         asyncio.run(served(server(project, head_start)))
     assert "imported with None kept\n" in (project / "log").read_text()
     assert "secret" not in (project / "log").read_text()
@@ -88,6 +90,9 @@ def test_the_process_is_served_once_and_the_next_life_has_one_of_its_own(project
         await served(one)
 
     with HeadStart.of_config(project / "eval.toml", {}) as head_start:
+        head_start.begin()
+        head_start.begin()
+        head_start.begin()
         asyncio.run(twice())
     assert len(set(imports(project))) == 2
     assert (project / "log").read_text() == 2 * "imported with None kept\n"
@@ -95,6 +100,7 @@ def test_the_process_is_served_once_and_the_next_life_has_one_of_its_own(project
 
 def test_a_process_that_nobody_takes_is_gone_after_the_block(project):
     with HeadStart.of_config(project / "eval.toml", {}) as head_start:
+        head_start.begin()
         assert head_start._process is not None
         pid = head_start._process._process.pid
     assert not is_running(str(pid))
@@ -114,11 +120,14 @@ def test_a_process_that_nobody_takes_is_gone_after_the_block(project):
 def test_nothing_begins_without_an_entrypoint_that_can_be_read(project, text, overrides):
     (project / "eval.toml").write_text(text)
     with HeadStart.of_config(project / "eval.toml", overrides) as head_start:
+        head_start.begin()
         assert head_start._process is None
 
 
 def test_a_file_that_is_not_there_begins_nothing(project):
-    assert HeadStart.of_config(project / "missing.toml", {})._process is None
+    head_start = HeadStart.of_config(project / "missing.toml", {})
+    head_start.begin()
+    assert head_start._process is None
 
 
 def test_what_is_wrong_with_the_code_is_said_as_without_a_head_start(project):
@@ -127,6 +136,7 @@ def test_what_is_wrong_with_the_code_is_said_as_without_a_head_start(project):
         HeadStart.of_config(project / "eval.toml", {}) as head_start,
         pytest.raises(EntrypointError, match=r"agent\.py:2: raise ValueError\('boom'\)"),
     ):
+        head_start.begin()
         asyncio.run(served(server(project, head_start)))
     assert (project / "log").read_text() == "so far\n"
 
@@ -137,4 +147,5 @@ def test_code_that_ends_the_process_while_it_is_imported_leaves_its_last_words(p
         HeadStart.of_config(project / "eval.toml", {}) as head_start,
         pytest.raises(InfrastructureError, match=r"ended with status 7 before it was ready(?s:.)*last words"),
     ):
+        head_start.begin()
         asyncio.run(served(server(project, head_start)))
