@@ -11,8 +11,9 @@ back takes more CPU than the statements. Where the disk is slower, a thread wait
 for the next commit (`Pace`).
 
 A write that fails is rolled back alone: the batch is rolled back and done again by the thread, each write in
-a savepoint of its own. So is a batch that finds another process writing: the loop waits for nobody. A commit
-that fails (disk full, I/O error) fails all that waited for it; the next write works as soon as the disk does.
+a savepoint of its own. A batch that finds another process writing is tried again half a millisecond later;
+after ten the thread waits with it, and the loop for nobody. A commit that fails (disk full, I/O error) fails
+all that waited for it; the next write works as soon as the disk does.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ Work = Callable[[apsw.Connection], Any]
 MAX_BATCH = 128  # writes that share one commit
 LOOP_WAITS_SECONDS = 0.001
 COMMITS_ASIDE = 200
+COME_AGAIN_SECONDS = 0.0005  # when another process is writing
+GIVE_WAY_SECONDS = 0.01  # after that the thread waits for the other process
 LOG_PAGES = 4000  # of the write-ahead log; then they are moved into the database, which no loop waits for
 BUSY_TIMEOUT_MS = 10_000  # how long to wait for another process's commit
 
@@ -109,6 +112,8 @@ class Writer:
         self._connection_in_use = threading.Lock()
         self._to_commit: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._pace = Pace()
+        self._refused_since: float | None = None  # perf_counter(); another process has been writing since
+        self._coming_again: set[asyncio.AbstractEventLoop] = set()  # loops that wait for it, for a moment
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="osmosis-store", daemon=True)
         self._thread.start()
@@ -137,18 +142,17 @@ class Writer:
 
     def _begin(self) -> None:
         """Apply what waits, unless a batch is under way: then its end begins the next."""
-        while self._waiting and self._connection_in_use.acquire(blocking=False):
+        loop = asyncio.get_running_loop()
+        while self._waiting and loop not in self._coming_again:
+            if not self._connection_in_use.acquire(blocking=False):
+                return
             writes = self._take()
-            if writes:
-                batch = _Batch(writes, self._apply_on_loop(writes))
-                if not (batch.applied and self._log_pages < LOG_PAGES and self._pace.is_quick()):
-                    self._to_commit.put(batch)
-                    return
-                began = perf_counter()
-                self._commit(batch)
-                self._pace.took(perf_counter() - began)
+            if writes and not self._start():
+                return self._give_way(writes, loop)
+            if writes and not self._do_on_loop(writes):
+                return
             self._connection_in_use.release()
-            self._acknowledge(writes, asyncio.get_running_loop())
+            self._acknowledge(writes, loop)
 
     def _take(self) -> list[_Write]:
         writes: list[_Write] = []
@@ -156,8 +160,8 @@ class Writer:
             writes.append(self._waiting.popleft())
         return writes
 
-    def _apply_on_loop(self, writes: list[_Write]) -> bool:
-        """False, and nothing done, when a write fails or another process is writing."""
+    def _start(self) -> bool:
+        """False when another process is writing, or the disk says no."""
         try:
             self._connection.set_busy_timeout(0)
             self._connection.execute("BEGIN IMMEDIATE")
@@ -165,7 +169,39 @@ class Writer:
             return False
         finally:
             self._connection.set_busy_timeout(BUSY_TIMEOUT_MS)
-        return self._apply_together(writes)
+        self._refused_since = None
+        return True
+
+    def _give_way(self, writes: list[_Write], loop: asyncio.AbstractEventLoop) -> None:
+        """Another process is writing, most often for a moment; what takes longer the thread waits for.
+
+        SQLite's own waiting sleeps longer and longer, up to 0.1 s at a time.
+        """
+        now = perf_counter()
+        self._refused_since = self._refused_since or now
+        if now - self._refused_since > GIVE_WAY_SECONDS:
+            self._refused_since = None
+            self._to_commit.put(_Batch(writes, applied=False))
+            return
+        self._waiting.extendleft(reversed(writes))
+        self._connection_in_use.release()
+        self._coming_again.add(loop)
+        loop.call_later(COME_AGAIN_SECONDS, self._come_again, loop)
+
+    def _come_again(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._coming_again.discard(loop)
+        self._begin()
+
+    def _do_on_loop(self, writes: list[_Write]) -> bool:
+        """Apply and commit what a transaction was started for; False: the thread goes on with it."""
+        batch = _Batch(writes, self._apply_together(writes))
+        if not (batch.applied and self._log_pages < LOG_PAGES and self._pace.is_quick()):
+            self._to_commit.put(batch)
+            return False
+        began = perf_counter()
+        self._commit(batch)
+        self._pace.took(perf_counter() - began)
+        return True
 
     def _run(self) -> None:
         while (batch := self._to_commit.get()) is not None:

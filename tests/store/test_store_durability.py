@@ -287,6 +287,19 @@ async def test_a_write_waits_for_another_process_and_the_loop_does_not(store, pa
     assert len(found.turns) == 1
 
 
+async def test_a_moment_of_another_process_costs_no_sleep_in_sqlite(store, path, monkeypatch):
+    monkeypatch.setattr(writer, "GIVE_WAY_SECONDS", 60.0)  # the thread would sleep
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE")
+    both = [asyncio.create_task(store.start_rollout(rollout(name))) for name in ("r2", "r3")]
+    await asyncio.sleep(0.05)
+    assert not any(one.done() for one in both)
+    other.execute("COMMIT")
+    other.close()
+    await asyncio.gather(*both)
+    assert {one.rollout_id for one in await store.rollouts(ALL)} == {"r1", "r2", "r3"}
+
+
 # --- who waits for the disk
 
 
