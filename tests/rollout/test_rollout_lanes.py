@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from contextlib import ExitStack
+import ssl
+from contextlib import ExitStack, suppress
 
 import pytest
 from openai import AsyncOpenAI
 from rollout_stubs import text
 
 from osmosis_ai.rollout.backends.lane import LanePool
+from osmosis_ai.rollout.backends.lane_loop import LaneTransport
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -48,4 +50,29 @@ async def test_a_client_that_nobody_closed_does_not_keep_a_later_connection_from
         assert await lanes.run(run) == b"hello"
     finally:
         gc.enable()
+        lanes.close()
+
+
+async def test_a_connection_under_tls_is_one_of_the_lane_as_well():
+    """The handshake is never answered, so what is below TLS can be looked at."""
+
+    async def run() -> list[type]:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            secured = asyncio.open_connection(*listener.getsockname(), ssl=ssl.create_default_context())
+            opening = asyncio.ensure_future(secured)
+            end, _ = await loop.sock_accept(listener)
+            with end:
+                assert await loop.sock_recv(end, 1)
+                kinds = [type(connection) for connection in loop._transports.values()]
+                opening.cancel()
+                with suppress(asyncio.CancelledError):
+                    await opening
+            return kinds
+
+    lanes = LanePool()
+    try:
+        assert await asyncio.wait_for(lanes.run(run), 60) == [LaneTransport]
+    finally:
         lanes.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from asyncio import selector_events
+from asyncio import selector_events, sslproto
 from typing import Any
 
 _SocketTransport: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
@@ -32,3 +32,22 @@ class LaneLoop(asyncio.SelectorEventLoop):
         self, sock: Any, protocol: Any, waiter: Any = None, *, extra: Any = None, server: Any = None
     ) -> LaneTransport:
         return LaneTransport(self, sock, protocol, waiter, extra, server)
+
+    def _make_ssl_transport(
+        self,
+        rawsock: Any,
+        protocol: Any,
+        sslcontext: Any,
+        waiter: Any = None,
+        *,
+        server_side: bool = False,
+        server_hostname: str | None = None,
+        extra: Any = None,
+        server: Any = None,
+        **timeouts: Any,
+    ) -> Any:
+        """asyncio's makes the connection under TLS itself, not by `_make_socket_transport`."""
+        make: Any = sslproto.SSLProtocol
+        secured = make(self, protocol, sslcontext, waiter, server_side, server_hostname, **timeouts)
+        LaneTransport(self, rawsock, secured, extra=extra, server=server)
+        return secured._app_transport
