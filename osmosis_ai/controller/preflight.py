@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from osmosis_ai.config import Config, load_config
+from osmosis_ai.controller.head_start import source_of
 from osmosis_ai.errors import ConfigError, OsmosisError
 from osmosis_ai.store.workspace import Workspace
 
@@ -75,7 +76,7 @@ async def _of_half_a_config(path: Path, workspace: Workspace) -> list[Finding]:
     findings: list[Finding] = []
     rollout, dataset, policy = tables.get("rollout"), tables.get("dataset"), tables.get("policy")
     if isinstance(rollout, dict) and isinstance(entrypoint := rollout.get("entrypoint"), str):
-        findings += await _validated([_absolute(path, entrypoint)])
+        findings += await _validated([source_of(path.parent, entrypoint)])
     if isinstance(dataset, dict) and isinstance(data := dataset.get("path"), str):
         from osmosis_ai.datasets import open_dataset
 
@@ -85,14 +86,12 @@ async def _of_half_a_config(path: Path, workspace: Workspace) -> list[Finding]:
     return findings
 
 
-def _absolute(source: Path, entrypoint: str) -> str:
-    return str((source.parent / entrypoint).absolute()) if entrypoint.endswith(".py") else entrypoint
-
-
 async def _code(config: Config) -> list[Finding]:
     """The entrypoint, imported and discovered in a process of its own: it is the user's code."""
     table = config.rollout
-    target = _absolute(config.source, table.entrypoint) + (f":{table.workflow}" if table.workflow else "")
+    target = source_of(config.source.parent, table.entrypoint) + (
+        f":{table.workflow}" if table.workflow else ""
+    )
     arguments = [target, "--overrides", json.dumps(config.workflow, default=str)]
     return await _validated(arguments + (["--grader", table.grader] if table.grader else []))
 
@@ -105,9 +104,11 @@ async def _validated(arguments: list[str]) -> list[Finding]:
     try:
         out, err = await asyncio.wait_for(process.communicate(), IMPORT_SECONDS)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         return [Finding("ENTRYPOINT", f"{arguments[0]} was not imported within {IMPORT_SECONDS:.0f} s")]
+    finally:  # after Ctrl-C, too, and after an error beside it
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     for line in reversed(out.decode(errors="replace").splitlines()):
         if line.startswith('{"event": "validation"'):
             return [Finding(error["code"], error["message"]) for error in json.loads(line)["errors"]]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from osmosis_ai.controller.preflight import _validated
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -53,6 +59,30 @@ def test_r30_a_run_that_would_start_has_no_findings(tmp_path: Path):
     assert findings(tmp_path) == []
     done = osmosis(tmp_path, "eval", "submit", "run.toml", "--dry-run", "--set", "eval.attempts=4")
     assert done.stdout == "nothing is wrong: run run, 1 rows, 4 rollouts\n"
+
+
+def test_an_entrypoint_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path, CONFIG.replace('"agent.py"', '"~/code/agent.py"'))
+    home = tmp_path / "home"
+    (home / "code").mkdir(parents=True)
+    (tmp_path / "agent.py").rename(home / "code" / "agent.py")
+    monkeypatch.setenv("HOME", str(home))
+    assert findings(tmp_path) == []
+
+
+async def test_a_look_at_the_code_that_is_cancelled_leaves_no_process(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    agent = f"import os\nopen({str(pipe)!r}, 'w').write(str(os.getpid()))\n"
+    agent += "import time\ntime.sleep(600)\n"
+    (tmp_path / "agent.py").write_text(agent)
+    looking = asyncio.ensure_future(_validated([str(tmp_path / "agent.py")]))
+    number = int(await asyncio.to_thread(pipe.read_text))
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+    with pytest.raises(ProcessLookupError):
+        os.kill(number, 0)
 
 
 def test_r30_everything_that_is_wrong_comes_at_once(tmp_path: Path):
