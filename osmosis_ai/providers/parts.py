@@ -19,7 +19,7 @@ def read_parts(parts: list[Any]) -> tuple[str, str]:
         elif kind == "thinking" and isinstance(part.get("thinking"), str):
             thoughts.append(part["thinking"])
         elif kind == "thinking" and isinstance(part.get("thinking"), list):
-            thoughts.append(read_parts(part["thinking"])[0])
+            thoughts += ["".join(read_parts([inner])) for inner in part["thinking"]]
         else:
             raise ValueError(f"a content part of type {str(kind)[:80]!r}; text and thinking are read here")
     return "".join(texts), "".join(thoughts)

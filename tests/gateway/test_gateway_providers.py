@@ -122,7 +122,8 @@ TEXTS = [{"type": "text", "text": "It is "}, {"type": "text", "text": "42"}]
 
 
 async def test_an_answer_in_parts_is_streamed_as_text_and_reasoning(open_gateway, store):
-    provider = Recorder(ProviderAnswer({"content": [THINKING, *TEXTS]}, "stop", 5, 1, "m"))
+    message = {"content": [THINKING, *TEXTS], "reasoning_content": None}
+    provider = Recorder(ProviderAnswer(message, "stop", 5, 1, "m"))
     g = await open_gateway("", target=ProviderTarget(provider))
     events = await g.stream(user("6 x 7?"))
     assert streamed_text(events) == "It is 42"

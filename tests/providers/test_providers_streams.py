@@ -117,7 +117,8 @@ async def test_tool_calls_and_reasoning_are_put_together(endpoint):
 
 
 async def test_content_that_is_streamed_in_parts_is_put_together_too(endpoint):
-    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "6 x 7."}]}
+    thoughts = [{"type": "thinking", "thinking": "6 "}, {"type": "text", "text": "x 7."}]
+    thinking = {"type": "thinking", "thinking": thoughts}
     chunks = [delta(content=[thinking]), delta(content=[{"type": "text", "text": "4"}]), *ANSWER[2:]]
     provider, _ = await endpoint(chunks)
     pieces = []
