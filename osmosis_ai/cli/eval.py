@@ -74,7 +74,7 @@ def run(
     """
     overrides = overrides_of(name, settings, selection)
     with HeadStart() if dry_run else HeadStart.of_config(config, overrides) as head_start:
-        if fresh or not workspace_at(workspace).run_folder(head_start.run_name).exists():
+        if fresh or not _is_there(workspace_at(workspace).run_folder(head_start.run_name)):
             head_start.begin()  # else it may turn out that nothing is left to do
         from osmosis_ai.cli.display import Display
         from osmosis_ai.cli.eval_session import Wishes, run_eval
@@ -92,6 +92,13 @@ def run(
             return run_async(show_plan(read, workspace_at(workspace), origins, **how, display=display))
         report = run_async(run_eval(read, workspace_at(workspace), wishes, display, junit, head_start))
     sys.exit(_status(report, fail_under, display))
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        return folder.exists()
+    except OSError:  # no name of a folder; the configuration's check says so
+        return False
 
 
 def _check_gates(junit: Path | None, fail_under: float | None) -> None:

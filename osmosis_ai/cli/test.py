@@ -12,7 +12,7 @@ import click
 
 from osmosis_ai.cli.code import code_options, read_code
 from osmosis_ai.cli.options import JSON, SET, run_async, setting
-from osmosis_ai.controller.head_start import HeadStart, source_of
+from osmosis_ai.controller.head_start import HeadStart
 from osmosis_ai.errors import OsmosisError, UsageError
 
 PATIENCE_SECONDS = 86_400.0  # of a person
@@ -106,14 +106,14 @@ def test(
     }
     if interactive or be_the_model:
         tables["rollout"] |= {"agent_timeout_seconds": PATIENCE_SECONDS, "retries": 0}
-    withheld = frozenset(filter(None, [api_key_env]))
-    with HeadStart(source_of(Path.cwd(), code.entrypoint), withheld) as head_start:
+    source, overrides = Path.cwd() / "test.toml", dict(setting(text) for text in settings)
+    with HeadStart.of_tables(tables, overrides, source) as head_start:
         head_start.begin()
         from osmosis_ai.cli import test_session
         from osmosis_ai.cli.display import Display
         from osmosis_ai.config import config_of
 
-        config = config_of(tables, Path.cwd() / "test.toml", dict(setting(text) for text in settings))
+        config = config_of(tables, source, overrides)
         if interactive or be_the_model:
             rollouts = run_async(test_session.step(config, be_the_model, head_start))
         else:

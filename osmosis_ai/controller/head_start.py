@@ -18,6 +18,9 @@ from osmosis_ai.controller.user_process import UserProcess
 
 Tables = dict[str, dict[str, Any]]
 
+# What is wrong is found where the configuration is read as a whole. RuntimeError: "~nobody", circles of links
+_UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError)
+
 
 class HeadStart:
     """A process that imports an entrypoint; ended on the way out of the block unless somebody has taken it.
@@ -37,13 +40,23 @@ class HeadStart:
     def of_config(cls, path: Path, overrides: Mapping[str, Any]) -> HeadStart:
         """With what the TOML file names as entrypoint and as keys, if it can be read; see `load_config`."""
         try:
-            tables = _with(tomllib.loads(path.read_text(encoding="utf-8")), overrides)
-            entrypoint = source_of(path.parent, tables["rollout"]["entrypoint"])
+            if not path.is_file():  # a pipe can be read once
+                return cls()
+            return cls.of_tables(tomllib.loads(path.read_text(encoding="utf-8")), overrides, path)
+        except _UNREADABLE:
+            return cls()
+
+    @classmethod
+    def of_tables(cls, tables: Tables, overrides: Mapping[str, Any], source: Path) -> HeadStart:
+        """The same for tables that stand for those of the file `source`, which need not exist."""
+        try:
+            tables = _with(tables, overrides)
+            entrypoint = source_of(source.parent, tables["rollout"]["entrypoint"])
             named = {tables.get(name, {}).get("api_key_env") for name in ("llm", "judge")}
-            run_name = str(tables.get("run", {}).get("name") or path.stem)
-        except (OSError, ValueError, TypeError, AttributeError, KeyError):
-            return cls()  # what is wrong is found where the configuration is read as a whole
-        return cls(entrypoint, frozenset(filter(None, named)), run_name)
+            run_name = str(tables.get("run", {}).get("name") or source.stem)
+            return cls(entrypoint, frozenset(filter(None, named)), run_name)
+        except _UNREADABLE:
+            return cls()
 
     def begin(self) -> None:
         """Start the process. Safe to call twice."""
@@ -73,10 +86,11 @@ class HeadStart:
 
 
 def _with(tables: Tables, overrides: Mapping[str, Any]) -> Tables:
+    changed = dict(tables)
     for dotted, value in overrides.items():
         table, key = dotted.split(".")
-        tables.setdefault(table, {})[key] = value
-    return tables
+        changed[table] = {**changed.get(table, {}), key: value}
+    return changed
 
 
 def source_of(folder: Path, entrypoint: str) -> str:

@@ -155,7 +155,7 @@ async def _open_grading(run: OpenRun, stack: AsyncExitStack, server: RolloutServ
         )
     path = source_of(run.config.source.parent, table.grader_entrypoint)
     code = UserCode(path, grader=table.grader, graded_sample=server.sample_id)
-    grading = Grading(UserServer(code, run.folder / "grading-server.log"))
+    grading = Grading(UserServer(code, run.folder / "grading-server.log", _withheld(run.config)))
     stack.push_async_callback(grading.stop)
     await grading.start()
     return grading

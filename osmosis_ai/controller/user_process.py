@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -106,7 +107,9 @@ class UserProcess:
                 self.kill()
 
     def kill(self) -> None:
-        self._process.kill()
+        """With the programs that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads a group of its own
         self._process.wait()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:

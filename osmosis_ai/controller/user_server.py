@@ -146,7 +146,10 @@ class UserServer:
             )
         if not answer.get("ready"):
             await self.stop()
-            raise EntrypointError(str(answer.get("error", "the rollout server did not start")))
+            problem = str(answer.get("error", "the rollout server did not start"))
+            if answer.get("error_type") == "OSError":
+                raise InfrastructureError(f"the rollout server did not start: {problem}")
+            raise EntrypointError(problem)
         self.url = f"http://127.0.0.1:{answer['port']}"
         self.workflow = str(answer.get("workflow", ""))
         self.max_concurrent = answer.get("max_concurrent")

@@ -66,7 +66,9 @@ def numbers_of(name: str, names: Mapping[str, str]) -> list[int]:
     "a" among a and a-3 of a, b of b, a-2026 of a-2026 -> [1, 3]: runs that were deleted leave gaps, and what
     was given a name that ends in a number is none of these.
     """
-    rests = [run_id.removeprefix(f"{name}-") for run_id, named in names.items() if named == name]
+    before = f"{name}-"
+    ids = [run_id for run_id, named in names.items() if named == name and run_id.startswith(before)]
+    rests = [run_id.removeprefix(before) for run_id in ids]
     return [1] * (name in names) + sorted(int(rest) for rest in rests if rest.isdecimal())
 
 

@@ -147,10 +147,14 @@ class Writer:
             if not self._connection_in_use.acquire(blocking=False):
                 return
             writes = self._take()
-            if writes and not self._start():
-                return self._give_way(writes, loop)
-            if writes and not self._do_on_loop(writes):
-                return
+            try:
+                if writes and not self._start():
+                    return self._give_way(writes, loop)
+                if writes and not self._do_on_loop(writes):
+                    return
+            except BaseException as error:  # a second Ctrl-C, a database that cannot even roll back
+                self._break_off(writes, error)
+                raise
             self._connection_in_use.release()
             self._acknowledge(writes, loop)
 
@@ -249,6 +253,17 @@ class Writer:
             self._on_rollback()
             for write in batch.writes:
                 write.error = write.error or store_error(self._path, error)
+
+    def _break_off(self, writes: list[_Write], error: BaseException) -> None:
+        """Nothing of this batch is acknowledged, and the next one can begin."""
+        with suppress(apsw.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        self._on_rollback()
+        for write in writes:
+            write.error = StoreError(f"{self._path}: the write was broken off by {type(error).__name__}")
+        self._connection_in_use.release()
+        self._acknowledge(writes)
 
     def _committed(self, _: apsw.Connection, database: str, log_pages: int) -> int:
         self._log_pages = log_pages

@@ -110,6 +110,11 @@ def test_the_newest_run_of_a_name_is_found_across_gaps(names, newest):
     assert newest_number("a", names) == newest
 
 
+def test_a_name_that_is_a_number_is_no_number_of_a_run():
+    assert newest_number("7", {"7": "7"}) == 1
+    assert newest_number("7", {"7": "7", "7-2": "7"}) == 2
+
+
 async def test_a_name_goes_on_with_its_newest_run_after_older_ones_were_deleted(tmp_path):
     store = SqliteStore(tmp_path / "osmosis.db")
     for run_id in ("a", "a-2", "a-3"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from osmosis_ai.errors import EntrypointError, InfrastructureError
 
 AGENT = """
 import os
+import time
 from pathlib import Path
 
 from osmosis_ai.rollout import AgentWorkflow, Grader
@@ -122,6 +124,77 @@ def test_nothing_begins_without_an_entrypoint_that_can_be_read(project, text, ov
     with HeadStart.of_config(project / "eval.toml", overrides) as head_start:
         head_start.begin()
         assert head_start._process is None
+
+
+@pytest.mark.parametrize("entrypoint", ["~nosuchuser/agent.py", "circle/agent.py"])
+def test_an_entrypoint_that_leads_nowhere_begins_nothing(project, entrypoint):
+    (project / "circle").symlink_to(project / "circle")
+    (project / "eval.toml").write_text(CONFIG.replace("agent.py", entrypoint))
+    head_start = HeadStart.of_config(project / "eval.toml", {})
+    head_start.begin()
+    if head_start._process is not None:  # resolving circles is no error in newer Pythons
+        head_start._process.kill()
+
+
+def test_a_configuration_in_a_pipe_is_left_to_who_reads_it_whole(project):
+    os.mkfifo(project / "pipe.toml")
+    head_start = HeadStart.of_config(project / "pipe.toml", {})  # reading it would never end
+    head_start.begin()
+    assert head_start._process is None
+
+
+def test_keys_that_an_override_names_are_withheld_too(project):
+    tables = {"rollout": {"entrypoint": "agent.py"}, "llm": {"model": "m", "api_key_env": "OTHER"}}
+    overrides = {"judge.api_key_env": "MODEL_KEY"}
+    with HeadStart.of_tables(tables, overrides, project / "test.toml") as head_start:
+        head_start.begin()
+        both = frozenset({"MODEL_KEY", "OTHER"})
+        asyncio.run(served(server(project, head_start, both)))
+    assert "imported with None None" in (project / "log").read_text()
+    assert len(imports(project)) == 1
+    assert "judge" not in tables
+
+
+SLEEPS = """
+import subprocess, sys, time
+from pathlib import Path
+
+asked = subprocess.run(["cat"], capture_output=True, timeout=20).stdout  # nothing at all
+sleeper = subprocess.Popen(["sleep", "60"])
+Path(__file__).with_name("pids").write_text(f"{asked!r} {sleeper.pid}")
+time.sleep(60)
+"""
+
+
+def begun(project: Path) -> tuple[HeadStart, str, str]:
+    """A head start whose import hangs, what a program that it started has read, and another's process id."""
+    (project / "agent.py").write_text(SLEEPS)
+    head_start, said = HeadStart.of_config(project / "eval.toml", {}), project / "pids"
+    head_start.begin()
+    deadline = time.monotonic() + 60
+    while not (said.exists() and said.read_text().count(" ")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    read, pid = said.read_text().split()
+    return head_start, read, pid
+
+
+def test_programs_that_are_started_at_import_read_nothing_and_end_with_it(project):
+    head_start, read, pid = begun(project)
+    with head_start:
+        assert read == "b''"
+        assert is_running(pid)
+    deadline = time.monotonic() + 10
+    while is_running(pid) and time.monotonic() < deadline:  # until somebody has seen its end
+        time.sleep(0.02)
+    assert not is_running(pid) or "Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_an_import_that_hangs_does_not_outlive_the_parent(project):
+    head_start, _, _ = begun(project)
+    with head_start:
+        process = head_start._process._process
+        process.stdin.close()  # as the end of the parent does
+        assert process.wait(20) == 0
 
 
 def test_a_file_that_is_not_there_begins_nothing(project):

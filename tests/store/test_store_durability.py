@@ -300,6 +300,24 @@ async def test_a_moment_of_another_process_costs_no_sleep_in_sqlite(store, path,
     assert {one.rollout_id for one in await store.rollouts(ALL)} == {"r1", "r2", "r3"}
 
 
+async def test_what_breaks_a_commit_off_fails_its_writes_and_holds_up_no_other(store, monkeypatch):
+    class SecondCtrlC(BaseException):
+        """As KeyboardInterrupt, which would end the test."""
+
+    def broken(self, batch):
+        raise SecondCtrlC
+
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    monkeypatch.setattr(writer.Pace, "is_quick", lambda self: True)
+    with monkeypatch.context() as once:
+        once.setattr(writer.Writer, "_commit", broken)
+        with pytest.raises(StoreError, match="broken off by SecondCtrlC"):
+            await store.append_turn(turn())
+    await store.append_turn(turn())
+    (found,) = await store.rollouts(ALL)
+    assert len(found.turns) == 1
+
+
 # --- who waits for the disk
 
 

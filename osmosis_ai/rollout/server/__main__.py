@@ -1,8 +1,9 @@
 """`python -m osmosis_ai.rollout.server`: how a controller starts user code as a child process.
 
 One JSON line comes in on stdin (see `Start`), one goes out on stdout: `{"ready": true, "port": ...}` or
-`{"ready": false, "error_type": ..., "error": ...}`. Everything that user code prints goes to stderr, and to
-`Start.log_path` when there is one. The process ends when stdin does, so it never outlives its parent.
+`{"ready": false, "error_type": ..., "error": ...}`, where "OSError" is nothing that user code has done. What
+user code prints goes to stderr, and to `Start.log_path` when there is one. The process ends when stdin does,
+so it never outlives its parent.
 
 A parent that knows the entrypoint before all the rest sends a line `{"preload": entrypoint}` first: importing
 an agent framework takes longer than anything that the parent has to do meanwhile.
@@ -14,10 +15,13 @@ import asyncio
 import gc
 import ipaddress
 import os
+import queue
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,31 @@ from osmosis_ai.rollout.server.routes import Routes
 DRAIN_SECONDS = 1.0  # the parent has closed stdin: it waits for nothing any more
 LONGEST_WAIT_SECONDS = 30.0  # for a result
 PRELOAD = b'{"preload":'
+
+
+class Parent:
+    """What the parent sends, a line at a time. When its end of the pipe closes, this process ends.
+
+    The pipe is no longer standard input: programs that user code starts would read from it.
+    """
+
+    def __init__(self) -> None:
+        self.on_end: Callable[[], object] = lambda: os._exit(0)
+        self._pipe = os.fdopen(os.dup(0), "rb", buffering=0)  # a buffer's lock would be in the way of the end
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        # A thread, so that an import that hangs does not outlive the parent.
+        threading.Thread(target=self._watch, name="osmosis-parent", daemon=True).start()
+
+    def line(self) -> bytes:
+        return self._lines.get()
+
+    def _watch(self) -> None:
+        for line in self._pipe:
+            self._lines.put(line)
+        self.on_end()
 
 
 class Start(BaseModel):
@@ -65,13 +94,12 @@ def main() -> None:
     process.raise_file_limit()
     reply = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what user code prints, in Python or below it, is not part of the protocol
-    line = sys.stdin.buffer.readline()
+    parent = Parent()
+    line = parent.line()
     preloaded: Scan | OsmosisError | None = None
     if line.startswith(PRELOAD):
         preloaded = _preload(line)
-        line = sys.stdin.buffer.readline()
-    if not line:
-        os._exit(0)  # the parent wants nothing any more
+        line = parent.line()
     try:
         start = Start.model_validate_json(line)
         if start.log_path is not None:
@@ -79,7 +107,9 @@ def main() -> None:
         backend = _backend(start, _scan(start, preloaded))
         listener = _listen(start)
     except (OsmosisError, ValidationError, OSError) as error:
-        _say(reply, {"ready": False, "error_type": type(error).__name__, "error": str(error)})
+        parent.on_end = lambda: None  # the exit status says more
+        kind = "OSError" if isinstance(error, OSError) else type(error).__name__
+        _say(reply, {"ready": False, "error_type": kind, "error": str(error)})
         sys.exit(error.exit_code if isinstance(error, OsmosisError) else 2)
     gc.freeze()
     gc.enable()
@@ -88,7 +118,7 @@ def main() -> None:
     names = {"workflow": backend.workflow_name, "grader": backend.grader_name}
     _say(reply, {"ready": True, "port": port, **names, "max_concurrent": backend.max_concurrency or None})
     with asyncio.Runner(loop_factory=process.loop_factory()) as runner:
-        runner.run(_serve(backend, start, listener))
+        runner.run(_serve(backend, start, listener, parent))
         os._exit(0)  # neither threads that user code blocks nor its tasks hold up the end
 
 
@@ -116,8 +146,9 @@ def _log_to(path: str) -> None:
     os.dup2(log, 1)
     os.close(log)
     os.lseek(until_now, 0, os.SEEK_SET)
-    while text := os.read(until_now, 2**16):
-        os.write(2, text)
+    with suppress(OSError):  # the disk is full: what the user's code does matters more
+        while text := os.read(until_now, 2**16):
+            os.write(2, text)
     os.ftruncate(until_now, 0)  # the parent reads what is left here when we do not get so far
     os.close(until_now)
 
@@ -172,21 +203,15 @@ def _say(reply: Any, message: dict[str, Any]) -> None:
     reply.write(orjson.dumps(message) + b"\n")
 
 
-async def _serve(backend: LocalBackend, start: Start, listener: socket.socket) -> None:
-    """Until stdin ends, or SIGTERM."""
+async def _serve(backend: LocalBackend, start: Start, listener: socket.socket, parent: Parent) -> None:
+    """Until the parent ends, or SIGTERM."""
     desk = Desk(backend, DeskSettings(artifacts_root=start.artifacts_dir))
     server = LeanServer(Routes(desk, api_key=start.api_key, longest_wait_seconds=LONGEST_WAIT_SECONDS))
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-    def watch_parent() -> None:
-        while sys.stdin.buffer.read(4096):
-            pass
-        loop.call_soon_threadsafe(ended.set)
-
     # Ctrl-C in a terminal reaches this process too; the parent decides what it means.
     signal.signal(signal.SIGINT, lambda *_: None)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
-    threading.Thread(target=watch_parent, name="osmosis-parent", daemon=True).start()
+    parent.on_end = lambda: loop.call_soon_threadsafe(ended.set)
     await server.start(listener)
     await ended.wait()
     await desk.drain(DRAIN_SECONDS)
