@@ -121,7 +121,7 @@ def fitting(parts: Iterable[tuple[str, ...]], columns: int) -> list[str]:
 def result_line(outcome: Outcome) -> str:
     """row 7  graded  reward 1  2 turns  316 tokens  0.84 s"""
     parts = [f"row {outcome.row_index}"]
-    parts += [f"attempt {outcome.member}"] if outcome.member else []
+    parts += [f"member {outcome.member}"] if outcome.member else []
     parts.append(outcome.status.value)
     if outcome.reward is not None:
         parts.append(f"reward {outcome.reward:g}")

@@ -164,7 +164,7 @@ def _amendment_line(amendment: Amendment) -> str:
 
 
 def _place(rollout: Rollout) -> str:
-    return f"row {rollout.row_index}" + (f"  attempt {rollout.member}" if rollout.member else "")
+    return f"row {rollout.row_index}" + (f"  member {rollout.member}" if rollout.member else "")
 
 
 def _rollout_line(rollout: Rollout, width: int) -> str:

@@ -22,7 +22,7 @@ def write_junit(path: Path, run_id: str, outcomes: Iterable[Outcome], pass_thres
             suite,
             "testcase",
             classname=run_id,
-            name=f"row {outcome.row_index}" + (f" attempt {outcome.member}" if outcome.member else ""),
+            name=f"row {outcome.row_index}" + (f" member {outcome.member}" if outcome.member else ""),
             time=f"{outcome.duration_seconds:.3f}",
         )
         if outcome.reward is None:

@@ -23,7 +23,7 @@ class StoredRun:
     """A run and, place by place, the rollout that counts; without turns."""
 
     record: RunRecord
-    rollouts: list[Rollout]  # by step, row and attempt at the row
+    rollouts: list[Rollout]  # by step, row and member
 
     @property
     def run_id(self) -> str:

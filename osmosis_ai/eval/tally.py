@@ -47,7 +47,7 @@ class EvalReport:
     attempts: int
     graded: int
     failures: dict[str, int]  # status -> rollouts without a reward
-    first_failures: dict[str, str]  # status -> row and reason of the first of them, by row and attempt
+    first_failures: dict[str, str]  # status -> row and reason of the first of them, by row and member
     mean: Estimate | None  # None when nothing was graded
     pass_rates: list[PassEstimate]  # for k = 1, 2, 4, ... up to the attempts per row
     prompt_tokens: int

@@ -139,7 +139,7 @@ def test_a_live_line_says_the_most_important_first_and_keeps_to_its_columns():
 def test_the_line_of_a_result_names_the_attempt_where_there_are_several():
     done = rollout(7)
     done.member = 2
-    assert result_line(done.outcome).startswith("row 7  attempt 2  graded  reward 1  0 turns")
+    assert result_line(done.outcome).startswith("row 7  member 2  graded  reward 1  0 turns")
 
 
 def test_a_training_run_prints_a_line_per_step_and_json_instead_when_asked(

@@ -22,11 +22,11 @@ def test_an_eval_is_shown_with_its_report_and_by_a_metadata_column(bench):
     )
 
 
-def test_attempts_at_a_row_are_told_apart(bench):
+def test_the_members_of_a_row_are_told_apart(bench):
     bench.store("a", {0: [1.0, 0.0]})
     assert bench.run("runs", "show", "a").out.splitlines()[1:3] == [
-        "  row 0             graded           reward 1",
-        "  row 0  attempt 1  graded           reward 0",
+        "  row 0            graded           reward 1",
+        "  row 0  member 1  graded           reward 0",
     ]
 
 

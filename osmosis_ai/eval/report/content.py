@@ -237,7 +237,7 @@ def _curves(steps: Sequence[StepRecord]) -> list[Curve]:
 
 
 def _listed(rollout: Rollout, redact: Redactor) -> list[Any]:
-    """[row, step, attempt, status, reward, turns, tokens, seconds, the prompt's first words]"""
+    """[row, step, member, status, reward, turns, tokens, seconds, the prompt's first words]"""
     return [
         rollout.row_index,
         rollout.step,

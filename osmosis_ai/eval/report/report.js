@@ -1,7 +1,7 @@
 "use strict";
 // The list of rollouts and their conversations. Text of a run reaches the page as text nodes only.
 (() => {
-  const ROW = 0, STEP = 1, ATTEMPT = 2, STATUS = 3, REWARD = 4, TURNS = 5, TOKENS = 6, SECONDS = 7, PROMPT = 8;
+  const ROW = 0, STEP = 1, MEMBER = 2, STATUS = 3, REWARD = 4, TURNS = 5, TOKENS = 6, SECONDS = 7, PROMPT = 8;
   const PLACE = 0, TIME = 1, GIVEN = 2, SAMPLED = 3, FINISH = 4, MALFORMED = 5; // of an answer
   const PAGE = 60; // list entries that are put on the page at a time
   const byId = (id) => document.getElementById(id);
@@ -40,7 +40,7 @@
     const button = element("button", "line");
     button.type = "button";
     button.setAttribute("aria-expanded", "false");
-    const place = "row " + entry[ROW] + (entry[ATTEMPT] ? "·" + entry[ATTEMPT] : "") + (data.kind === "train" ? " · step " + entry[STEP] : "");
+    const place = "row " + entry[ROW] + (entry[MEMBER] ? "·" + entry[MEMBER] : "") + (data.kind === "train" ? " · step " + entry[STEP] : "");
     const kind = outcome(entry);
     const reward = kind === "failed" ? entry[STATUS].replaceAll("_", " ") : short(entry[REWARD]);
     button.append(
