@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from osmosis_ai.errors import RunLockedError
+from osmosis_ai.errors import RunLockedError, StoreError
 
 
 class RunLock:
@@ -22,10 +22,11 @@ class RunLock:
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock. Raises RunLockedError when another holder has it."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Not inherited by programs that we start: a child that outlives us must not keep the lock.
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Take the lock.
+
+        Raises RunLockedError when another holder has it, StoreError when the folder cannot be made.
+        """
+        fd = self._open()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -35,6 +36,21 @@ class RunLock:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
+
+    def _open(self) -> int:
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Not inherited by programs that we start: a child that outlives us must not keep the lock.
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileExistsError as error:
+            raise StoreError(
+                f"{folder} cannot be made: {error}. Move that file away, or give this run another name."
+            ) from error
+        except OSError as error:
+            raise StoreError(
+                f"no run can be kept in {folder}: {error}. Choose a folder that may be written (--workspace)."
+            ) from error
 
     def _who(self, holder: str) -> str:
         who = f"process {holder}" if holder else "another process"

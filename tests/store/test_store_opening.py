@@ -123,6 +123,15 @@ def test_a_second_process_on_a_run_is_told_who_holds_it_until_that_process_dies(
     assert (tmp_path / "lock").read_text() == ""
 
 
+def test_a_file_in_the_place_of_a_run_s_folder_is_named(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a").write_text("")
+    with pytest.raises(StoreError, match=r"runs/a cannot be made: .* Move that file away, or give this run"):
+        RunLock(tmp_path / "runs" / "a").acquire()
+    with pytest.raises(StoreError, match=r"no run can be kept in .*/runs/a/b: .* \(--workspace\)"):
+        RunLock(tmp_path / "runs" / "a" / "b").acquire()
+
+
 def test_a_program_that_the_holder_started_does_not_keep_the_lock(tmp_path):
     lock = RunLock(tmp_path / "new-folder")
     lock.acquire()
