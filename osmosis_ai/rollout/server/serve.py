@@ -115,7 +115,10 @@ def is_loopback(host: str) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Says so when it listens, and listens until its rollouts have ended."""
+    """Says so when it listens, and listens until the rollouts of a workflow have ended.
+
+    An app says by `state.drain` how it waits for them. That of an agent loop has none: it stops them.
+    """
 
     def __init__(self, config: uvicorn.Config, url: str, on_ready: Ready | None) -> None:
         super().__init__(config)
