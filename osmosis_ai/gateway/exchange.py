@@ -155,10 +155,8 @@ class Exchange:
                 "/v1/chat/completions without stream",
                 retryable=False,
             ) from error
-        message = {**answer.message, "content": text}
-        if thinking and not message.get("reasoning_content"):
-            message["reasoning_content"] = thinking
-        return replace(answer, message=message)
+        reasoning = {"reasoning_content": thinking} if thinking else {}
+        return replace(answer, message={**reasoning, **answer.message, "content": text})
 
     def _seed(self, index: int) -> int:
         own = own_seed(self.call)
