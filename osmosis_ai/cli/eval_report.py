@@ -40,8 +40,8 @@ def report_text(run_id: str, report: EvalReport) -> str:
     if report.stopped:
         lines.append(f"stopped early: {first_line(report.stopped)}")
         lines.append(f"  what has a result is kept; {_how_to_go_on(report)}")
-    if report.first_row is not None:
-        lines.append(f"look at one: osmosis runs show {run_id} --row {report.first_row}")
+    if report.worst_row is not None:
+        lines.append(f"look at one: osmosis runs show {run_id} --row {report.worst_row}")
     return "\n".join(lines)
 
 

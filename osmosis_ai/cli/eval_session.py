@@ -113,6 +113,8 @@ async def _run_rollouts(
     """What has no result yet, to a result."""
     rows = read_rows(opened.config)
     if opened.resumed and not wishes.retry and (results := await _all_results(opened, rows)):
+        if opened.stays():
+            display.note("note: nothing was run: all results are from before the change. --fresh begins anew")
         await opened.begin()
         for outcome in results:
             tallies.add(outcome)

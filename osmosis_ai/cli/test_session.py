@@ -38,8 +38,9 @@ async def run_rows(
                     rollouts = await _rows(run.run_id, parts, display, threshold)
     report = summarise(rollouts, 1, 1.0 if threshold is None else threshold)
     ok = sum(passed(rollout, threshold) for rollout in rollouts)
+    passing = "have a reward" if threshold is None else "passed"
     display.data({"event": "summary", **_summary(rollouts, threshold)})
-    display.out("\n".join([*_lines(report), f"{ok} of {len(rollouts)} rows passed"]))
+    display.out("\n".join([*_lines(report), f"{ok} of {len(rollouts)} rows {passing}"]))
     return rollouts
 
 

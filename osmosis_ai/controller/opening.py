@@ -35,7 +35,7 @@ class OpenRun:
     workspace: Workspace
     resumed: bool
     stored: bool  # a run is stored when all its inputs have been found to hold
-    amended: bool = False  # it goes on with inputs that are not what they were
+    before: RunRecord | None = None  # what it was, when it goes on with other inputs
 
     @property
     def run_id(self) -> str:
@@ -47,9 +47,16 @@ class OpenRun:
             await self.store.create_run(self.record)
             self.stored = True
         elif self.resumed:
-            if self.amended:
+            if self.before is not None:
                 await self.store.amend_run(self.record)
             await self.store.resume_run(self.run_id)
+
+    def stays(self) -> bool:
+        """Nothing is to be run: the run stays what it was. True when its inputs are others by now."""
+        if self.before is None:
+            return False
+        self.record, self.before = self.before, None
+        return True
 
     async def finish(self, error: str = "", *, interrupted: bool = False) -> None:
         state: RunState = "interrupted" if interrupted else "failed" if error else "done"
@@ -91,7 +98,14 @@ async def open_run(
             refuse_changes(known, changes)
         record = known if not changes else _amended(known, identity, plain, changes)
         yield OpenRun(
-            record, folder, store, config, workspace, resumed=True, stored=True, amended=bool(changes)
+            record,
+            folder,
+            store,
+            config,
+            workspace,
+            resumed=True,
+            stored=True,
+            before=known if changes else None,
         )
 
 

@@ -55,9 +55,9 @@ def lineage_note(record: RunRecord, started_at: Iterable[float]) -> str | None:
     `started_at` are the beginnings of those that count.
     """
     parts = Counter(record.lineage_at(begun) for begun in started_at)
-    if len(parts) < 2:
-        return None
     last = len(record.lineage)
+    if min(parts, default=last) == last:
+        return None
     keys = sorted({key for amendment in record.lineage[min(parts) :] for key in amendment.changes})
     return (
         f"{record.run_id} is of mixed lineage: {sum(parts.values()) - parts[last]} of its rollouts were made "

@@ -44,6 +44,7 @@ class EvalReport:
 
     rows: int
     first_row: int | None  # the lowest index among them; None when there is none
+    worst_row: int | None  # the first that failed, else the first of the lowest reward
     attempts: int
     graded: int
     failures: dict[str, int]  # status -> rollouts without a reward
@@ -106,6 +107,10 @@ class Tally:
         if (outcome.row_index, outcome.member) < (first.row_index, first.member):
             self._first[status] = outcome
 
+    def _worst_row(self, rewards: Mapping[int, Sequence[float]]) -> int | None:
+        failed = (outcome.row_index for outcome in self._first.values())
+        return min(failed, default=min(rewards, key=lambda row: (min(rewards[row]), row), default=None))
+
     def report(self) -> EvalReport:
         """Of what was added so far. A failure is counted, never taken for a reward of 0."""
         first = {status: f"row {o.row_index}: {o.reason}" for status, o in self._first.items()}
@@ -114,6 +119,7 @@ class Tally:
         return EvalReport(
             rows=len(self._rows),
             first_row=min(self._rows, default=None),
+            worst_row=self._worst_row(rewards),
             attempts=self._attempts,
             graded=sum(len(of_row) for of_row in rewards.values()),
             failures=dict(self._failures),

@@ -86,6 +86,11 @@ async def test_a_change_is_refused_by_name_or_goes_on_and_is_on_record(tmp_path:
     with pytest.raises(UsageError, match=r"temperature: was 0\.5, is 1\.0"):  # its own from now on
         await go_on(configure(tmp_path, ROWS[:2]))
 
+    hotter = configure(tmp_path, ROWS[:2], sampling__temperature=2.0, eval__attempts=1)
+    async with open_run(hotter, "eval", Workspace(tmp_path / "ws"), accept_changes=True) as nothing_to_do:
+        assert nothing_to_do.stays()
+        await nothing_to_do.begin()
+
     store = SqliteStore(Workspace(tmp_path / "ws").database)
     run = await read_run(store, "bad")
     [amendment] = run.record.lineage
