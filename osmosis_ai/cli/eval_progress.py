@@ -49,6 +49,11 @@ class EvalProgress:
             self._display.expect("rollouts", self._total)
             self._display.advance(self._done, self._line())
 
+    def refresh(self) -> None:
+        """The line as it is now, though nothing has ended."""
+        if self._display.is_live:
+            self._display.advance(self._done, self._line())
+
     def on_result(self, outcome: Outcome) -> None:
         self._done += 1
         self._tokens += outcome.prompt_tokens + outcome.completion_tokens

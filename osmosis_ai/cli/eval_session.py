@@ -32,6 +32,11 @@ from osmosis_ai.types import Outcome, Rollout, Status
 if TYPE_CHECKING:  # a run that has all its results needs nothing that makes some
     from osmosis_ai.controller.rollouts import Rollouts
 
+WATCH_SECONDS = 3.0
+SLOW = (
+    "the endpoint says 'too many requests' ({:,} so far): calls wait as long as it asks, and fewer are sent "
+    "at once; rollout.max_concurrent lowers their number (docs/providers.md)"
+)
 THROTTLED = (
     "note: {:,} answers of the endpoint said 'too many requests'; the deadlines of rollouts went on "
     "meanwhile. A lower rollout.max_concurrent asks it for less at once"
@@ -153,7 +158,7 @@ class Session:
         self._opened, self._parts, self._earlier = opened, parts, earlier
         self._config, self._tallies, self._display = config, tallies, display
         self._results = earlier.among(parts.rows.indices, config.eval.attempts)
-        self._planned = False
+        self._planned = self._slow = False
         for outcome in self._results:
             tallies.add(outcome)
         self._total = len(parts.rows) * config.eval.attempts
@@ -220,9 +225,22 @@ class Session:
         return waiting(self._opened.run_id, self._parts.rows, attempts, self._earlier)
 
     async def _run(self, places: Iterable[Place]) -> None:
-        async with aclosing(run_places(self._parts.dispatcher, places, self._earlier)) as ended:
-            async for rollout in ended:
-                self._on_result(rollout.outcome)
+        watching = asyncio.create_task(self._watch())
+        try:
+            async with aclosing(run_places(self._parts.dispatcher, places, self._earlier)) as ended:
+                async for rollout in ended:
+                    self._on_result(rollout.outcome)
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        """Say once why nothing comes, and keep the live line true while nothing does."""
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            if not self._slow and (throttled := self._throttled()):
+                self._slow = True
+                self._display.note(SLOW.format(throttled))
+            self._progress.refresh()
 
     def _on_result(self, outcome: Outcome) -> None:
         """It is on disk by now; the line of data says so."""

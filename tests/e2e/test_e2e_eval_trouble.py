@@ -8,8 +8,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import pytest
 from e2e_bench import Bench
 from test_e2e_bad_inputs import EVAL, LEAN, rows
+
+from osmosis_ai.cli import eval_session
 
 DEAD = EVAL.replace('model = "scripted"\nscript = "{script}"', 'model = "gpt"\nbase_url = "{script}"')
 
@@ -72,17 +75,22 @@ class Busy(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def test_too_many_requests_cost_no_result_and_are_said(tmp_path: Path):
+def test_too_many_requests_cost_no_result_and_are_said_while_they_last_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(eval_session, "WATCH_SECONDS", 0.02)
     with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         bench = Bench(tmp_path)
         rows(bench, [("ok", "right")] * 8)
         url = f"http://127.0.0.1:{server.server_address[1]}/v1"
         bench.write("bad.toml", DEAD, entrypoint=str(LEAN), script=url)
-        done = bench.osmosis("eval", "run", "bad.toml", "--set", "rollout.max_concurrent=4")
+        shown = bench.here("eval", "run", "bad.toml", "--set", "rollout.max_concurrent=4")
         server.shutdown()
-    assert "run bad: 8 graded rollouts of 8 rows" in done.stdout
-    assert "note: 6 answers of the endpoint said 'too many requests'" in done.stderr
+    said = capsys.readouterr().err
+    assert "run bad: 8 graded rollouts of 8 rows" in shown
+    assert said.count("the endpoint says 'too many requests' (") == 1
+    assert "note: 6 answers of the endpoint said 'too many requests'" in said
 
 
 def test_a_dead_judge_stops_the_run_as_well(tmp_path: Path):
