@@ -80,6 +80,9 @@ async def run_eval(
             await opened.finish(interrupted=True)
             display.note("interrupted; what has a result is kept. The same command goes on.")
             raise
+        except BrokenPipeError:  # whoever reads our lines has seen enough
+            await opened.finish(interrupted=True)
+            raise
         except Exception as error:  # whatever ended the run, also what nobody foresaw: its record says so
             await opened.fail(error)
             raise

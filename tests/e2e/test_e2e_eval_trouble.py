@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -105,3 +107,20 @@ def test_a_dead_judge_stops_the_run_as_well(tmp_path: Path):
     assert dead.returncode == 4
     [stopped] = [line for line in dead.stdout.splitlines() if line.startswith("stopped early: ")]
     assert f"{url} is down: " in stopped
+
+
+def test_a_reader_that_has_seen_enough_interrupts_the_run_and_does_not_fail_it(tmp_path: Path):
+    bench = Bench(tmp_path)
+    rows(bench, [("ok", "right")] * 40)
+    bench.write("bad.toml", EVAL, entrypoint=str(LEAN), script=f"{LEAN}:answer")
+    where = ["--workspace", str(bench.workspace), "--set", "rollout.max_concurrent=1", "--json"]
+    command = [sys.executable, "-m", "osmosis_ai", "eval", "run", "bad.toml", *where]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline()
+        run.stdout.close()
+        assert run.wait(60) == 0
+    record, *_ = bench.lines("runs", "show", "bad")
+    assert (record["state"], record["error"]) == ("interrupted", "")
+    *_, report = bench.lines("eval", "run", "bad.toml")
+    assert report["graded"] == 40
