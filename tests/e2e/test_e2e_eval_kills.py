@@ -138,7 +138,7 @@ class Lives:
 
 @pytest.mark.parametrize(
     ("kills", "rows"),
-    [pytest.param(5, 40, id="five"), pytest.param(250, 1500, id="hundreds", marks=pytest.mark.slow)],
+    [pytest.param(5, 40, id="five"), pytest.param(250, 6000, id="hundreds", marks=pytest.mark.slow)],
 )
 def test_what_was_said_is_stored_and_every_place_counts_once_however_often_it_is_killed(
     tmp_path: Path, kills: int, rows: int
