@@ -9,6 +9,7 @@ its keys override the fields of the workflow's own config object.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -248,7 +249,7 @@ class TrainTable(Table):
 
 def beside(folder: Path, path: str) -> Path:
     """A path that a configuration in `folder` names."""
-    return (folder / path).expanduser()
+    return folder / os.path.expanduser(path)  # pathlib's raises for the home of nobody
 
 
 class Config(Table):

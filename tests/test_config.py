@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 
 from osmosis_ai.cli.config import config_schema
-from osmosis_ai.config import TABLES, Config, load_config
+from osmosis_ai.config import TABLES, Config, beside, load_config
+from osmosis_ai.controller.head_start import source_of
 from osmosis_ai.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -257,3 +258,10 @@ def test_a_name_of_litellms_needs_no_base_url_and_a_plain_one_does(tmp_path: Pat
     assert load_config(path, {"llm.model": "anthropic/claude"}).llm.base_url == ""
     [missing] = findings(path, llm__model="claude")
     assert 'Or name the model as LiteLLM does, like "anthropic/claude-sonnet-4-5".' in missing
+
+
+@pytest.mark.parametrize("folder", [Path(), Path("/project")])
+def test_a_path_in_the_home_folder_is_there_wherever_the_configuration_is(folder: Path):
+    assert beside(folder, "~/agent.py") == Path.home() / "agent.py"
+    assert source_of(folder, "~/agent.py") == str((Path.home() / "agent.py").resolve())
+    assert beside(folder, "~nosuchuser/agent.py") == folder / "~nosuchuser/agent.py"

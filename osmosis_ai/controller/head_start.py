@@ -7,6 +7,7 @@ What is wrong with the configuration is found meanwhile, and ends the process ag
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +19,7 @@ from osmosis_ai.controller.user_process import UserProcess
 
 Tables = dict[str, dict[str, Any]]
 
-# What is wrong is found where the configuration is read as a whole. RuntimeError: "~nobody", circles of links
+# What is wrong is found where the configuration is read as a whole. RuntimeError: links in a circle
 _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, KeyError, RuntimeError)
 
 
@@ -97,4 +98,4 @@ def source_of(folder: Path, entrypoint: str) -> str:
     """The absolute path of a file that a configuration in `folder` names; a module's name as it is."""
     if not entrypoint.endswith(".py"):
         return entrypoint
-    return str((folder / entrypoint).expanduser().resolve())
+    return str((folder / os.path.expanduser(entrypoint)).resolve())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ def dataset_rows(record: RunRecord, dataset: Path | None = None) -> dict[int, Ro
     if dataset is None and not named:
         raise UsageError(f"run {record.run_id!r}: its config names no dataset. Name the file with --dataset.")
     folder = Path(record.config.get("source", "")).parent  # of the config file; without it, the working one
-    path = (dataset or folder / named).expanduser()
+    path = dataset.expanduser() if dataset else folder / os.path.expanduser(named)
     if not path.is_file():
         raise UsageError(
             f"run {record.run_id!r}: its dataset {str(path)!r} is not there (a path of its config is "

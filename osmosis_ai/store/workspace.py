@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Workspace:
     def policy_folder(self, path: str, base: Path) -> Path:
         """A folder named relative to `base`, or `run:NAME` for what the newest run NAME has learnt."""
         if not path.startswith("run:"):
-            return (base / path).expanduser()
+            return base / os.path.expanduser(path)
         name = path.removeprefix("run:")
         numbers = numbers_of(name, self._run_names()) or [1]
         folders = [self.run_folder(numbered(name, number)) / "policy" for number in reversed(numbers)]
