@@ -214,7 +214,7 @@ class _Connection(asyncio.Protocol):
         self._reader = reader
         self._waiting = loop.create_future()
         self._transport.write(request)
-        # Not `asyncio.timeout`, which costs four times as much as this.
+        # Not `asyncio.timeout`, which costs two to three times as much as this.
         deadline = None if seconds is None else loop.call_later(seconds, self._late, seconds)
         try:
             return await self._waiting

@@ -84,9 +84,8 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._parser: Any = httptools.HttpRequestParser(self)
         self._arriving = _Arriving()
-        self._beside_bytes = (
-            0  # received in a row that are no body: of a head, of what is behind the last chunk
-        )
+        # received in a row that are no body: of a head, of what is behind the last chunk
+        self._beside_bytes = 0
         self._in_head = True
         self._ahead: deque[Request] = deque()
         self._request: Request | None = None  # in hand

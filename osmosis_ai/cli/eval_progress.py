@@ -47,7 +47,7 @@ class EvalProgress:
         """Begin the bar, or one that takes its place after a question."""
         if self._display.is_live:
             self._display.expect("rollouts", self._total)
-            self._display.advance(self._done, self._line())
+        self.refresh()
 
     def refresh(self) -> None:
         """The line as it is now, though nothing has ended."""

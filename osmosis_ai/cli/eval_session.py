@@ -70,7 +70,7 @@ async def run_eval(
     column = _column(config, wishes.by)
     how = {"fresh": wishes.fresh, "accept_changes": wishes.accept_changes}
     async with open_run(config, "eval", workspace, **how) as opened:
-        if not opened.resumed:  # refused before anything is started; what is left of a run is known later
+        if not opened.resumed:  # refused before anything is run; what is left of a run is known later
             needs_answer(config, len(read_rows(config)) * config.eval.attempts, yes=wishes.yes)
         display.note(f"{'resuming' if opened.resumed else 'starting'} run {opened.run_id}")
         tallies = Tallies(config.eval.attempts, config.eval.pass_threshold, prices_of(config), column)
@@ -161,7 +161,7 @@ class Session:
         self._opened, self._parts, self._earlier = opened, parts, earlier
         self._config, self._tallies, self._display = config, tallies, display
         self._results = earlier.among(parts.rows.indices, config.eval.attempts)
-        self._planned = self._slow = False
+        self._planned = self._said_slow = False
         for outcome in self._results:
             tallies.add(outcome)
         self._total = len(parts.rows) * config.eval.attempts
@@ -240,8 +240,8 @@ class Session:
         """Say once why nothing comes, and keep the live line true while nothing does."""
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if not self._slow and (throttled := self._throttled()):
-                self._slow = True
+            if not self._said_slow and (throttled := self._throttled()):
+                self._said_slow = True
                 self._display.note(SLOW.format(throttled))
             self._progress.refresh()
 

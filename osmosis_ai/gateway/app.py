@@ -174,9 +174,7 @@ class Gateway:
         """One request; the connection gets its answer, now or later."""
         try:
             self._begin(request, connection)
-        except (
-            Exception
-        ) as error:  # a fault of ours, of this request alone: its client must not wait for ever
+        except Exception as error:  # a fault of ours: the client of this request must not wait for ever
             _failed(error, request, connection)
 
     def _begin(self, request: Request, connection: Connection) -> None:
@@ -215,9 +213,8 @@ class Gateway:
             return send_refusal(connection, refusal, route.dialect)
         encoding = request.headers.get(b"content-encoding", b"identity")
         if encoding.lower() != b"identity":
-            problem = (
-                f"content-encoding {encoding.decode('latin-1')[:80]!r} is not read here: send plain JSON"
-            )
+            name = encoding.decode("latin-1")[:80]
+            problem = f"content-encoding {name!r} is not read here: send plain JSON"
             return send_refusal(connection, Refusal(415, problem, code="unsupported_encoding"), route.dialect)
         if (
             self._restoring is not None

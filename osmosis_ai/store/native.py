@@ -32,7 +32,7 @@ from osmosis_ai.types import Turn
 _HEAD = struct.Struct("<III")
 _TEXT = struct.Struct("<II")
 LEVEL = 1  # of zlib: JSON shrinks to a third at once, higher levels cost more than they gain
-DEFLATED_FROM = 4096  # bytes, a page; zlib takes as long for half of that as the database for the whole turn
+DEFLATED_FROM = 4096  # bytes, a page: for less, zlib takes more CPU than writing less saves
 SHORTEST_TEXT = 32  # bytes that are worth a reference
 
 Texts = Sequence[tuple[int, bytes]]  # numbers of messages, and their JSON

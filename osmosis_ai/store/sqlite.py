@@ -1,4 +1,4 @@
-"""The store in one SQLite file: WAL, full sync, one writer thread with group commit, readers beside it.
+"""The store in one SQLite file: WAL, full sync, one writer with group commit, readers beside it.
 
 Messages are stored once, by content. Token ids are stored as what a turn adds to its parent:
 

@@ -11,9 +11,9 @@ back takes more CPU than the statements. Where the disk is slower, a thread wait
 for the next commit (`Pace`).
 
 A write that fails is rolled back alone: the batch is rolled back and done again by the thread, each write in
-a savepoint of its own. A batch that finds another process writing is tried again half a millisecond later;
-after ten the thread waits with it, and the loop for nobody. A commit that fails (disk full, I/O error) fails
-all that waited for it; the next write works as soon as the disk does.
+a savepoint of its own. A batch that finds another process writing is tried again every half a millisecond;
+after 10 ms the thread waits with it, and the loop for nobody. A commit that fails (disk full, I/O error)
+fails all that waited for it; the next write works as soon as the disk does.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from controller_bench import configure
 
+from osmosis_ai.cli.eval import run
 from osmosis_ai.config import Config
 from osmosis_ai.controller.dispatch import is_result
 from osmosis_ai.controller.opening import open_run
@@ -107,3 +108,8 @@ async def test_a_change_is_refused_by_name_or_goes_on_and_is_on_record(tmp_path:
     await import_run(elsewhere, tmp_path / "bad.jsonl")
     assert await elsewhere.get_run("bad") == run.record
     await elsewhere.close()
+
+
+def test_the_command_offers_every_kind_of_retry_that_there_is():
+    option = next(option for option in run.params if option.name == "retry")
+    assert list(option.type.choices) == list(RETRY)

@@ -2,10 +2,11 @@
 
 import asyncio
 import os
-import time
+import sys
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from osmosis_ai.controller.head_start import HeadStart
 from osmosis_ai.controller.user_server import UserCode, UserServer
@@ -13,7 +14,7 @@ from osmosis_ai.errors import EntrypointError, InfrastructureError
 
 AGENT = """
 import os
-import time
+import sys
 from pathlib import Path
 
 from osmosis_ai.rollout import AgentWorkflow, Grader
@@ -126,14 +127,13 @@ def test_nothing_begins_without_an_entrypoint_that_can_be_read(project, text, ov
         assert head_start._process is None
 
 
-@pytest.mark.parametrize("entrypoint", ["~nosuchuser/agent.py", "circle/agent.py"])
-def test_an_entrypoint_that_leads_nowhere_begins_nothing(project, entrypoint):
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="there it is a path like others")
+def test_an_entrypoint_that_leads_in_a_circle_begins_nothing(project):
     (project / "circle").symlink_to(project / "circle")
-    (project / "eval.toml").write_text(CONFIG.replace("agent.py", entrypoint))
+    (project / "eval.toml").write_text(CONFIG.replace("agent.py", "circle/agent.py"))
     head_start = HeadStart.of_config(project / "eval.toml", {})
     head_start.begin()
-    if head_start._process is not None:  # resolving circles is no error in newer Pythons
-        head_start._process.kill()
+    assert head_start._process is None
 
 
 def test_a_configuration_in_a_pipe_is_left_to_who_reads_it_whole(project):
@@ -171,9 +171,7 @@ def begun(project: Path) -> tuple[HeadStart, str, str]:
     (project / "agent.py").write_text(SLEEPS)
     head_start, said = HeadStart.of_config(project / "eval.toml", {}), project / "pids"
     head_start.begin()
-    deadline = time.monotonic() + 60
-    while not (said.exists() and said.read_text().count(" ")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    asyncio.run(until(lambda: said.exists() and " " in said.read_text()))
     read, pid = said.read_text().split()
     return head_start, read, pid
 
@@ -183,10 +181,12 @@ def test_programs_that_are_started_at_import_read_nothing_and_end_with_it(projec
     with head_start:
         assert read == "b''"
         assert is_running(pid)
-    deadline = time.monotonic() + 10
-    while is_running(pid) and time.monotonic() < deadline:  # until somebody has seen its end
-        time.sleep(0.02)
-    assert not is_running(pid) or "Z" in Path(f"/proc/{pid}/stat").read_text()
+    asyncio.run(until(lambda: not is_running(pid) or has_ended(pid)))
+
+
+def has_ended(pid: str) -> bool:
+    """Though nobody has taken note of it: it has no parent any more."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_an_import_that_hangs_does_not_outlive_the_parent(project):
